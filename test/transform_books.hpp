@@ -65,8 +65,8 @@ inline TransformBook random_transform_book(const TransformSettings& settings, co
     book.features.emplace(random_byte_rows(kSampleVocabulary, 5, rng),
                           static_cast<size_t>(settings.predict_tokens));
   book.num_layers = context.num_layers, book.heads = context.heads, book.head_dim = context.head_dim;
+  book.value_dim = value_dim_of(context.layer_shape(0));
   book.source = "random";
-  const size_t width = book.width();
   for (size_t c = 0; c < kLevelClasses; ++c) {
     std::vector<uint64_t> counts(kLevelSymbols);
     for (size_t k = 0; k < kLevelSymbols; ++k)
@@ -76,10 +76,11 @@ inline TransformBook random_transform_book(const TransformSettings& settings, co
   }
   book.measures = {{1, 1}, {2, 0.5}};
   for (const Side side : book.options.part_sides())
-    for (int first = 0; first < context.num_layers; first += settings.layer_group) {
+    for (int first = 0; first < context.num_layers && book.width(side) > 0; first += settings.layer_group) {
+      const size_t width = book.width(side);
       TransformBook::Part part{side, first, {}, {}, {}};
       for (size_t c = 0; c < width; ++c) part.basis.mean.push_back(static_cast<float>(rng.normal()));
-      part.basis.metric = random_metric(width, settings.per_head ? static_cast<size_t>(book.head_dim) : 1);
+      part.basis.metric = random_metric(width, settings.per_head ? book.layer().values_of_class() : 1);
       if (book.features) {
         const size_t rank = 1 + rng.below(book.features->width());
         part.basis.prediction = {random_byte_rows(rank, book.features->width(), rng),
@@ -102,7 +103,7 @@ inline TransformBook random_transform_book(const TransformSettings& settings, co
       if (settings.first_tokens) {
         for (size_t c = 0; c < width; ++c) part.first.mean.push_back(static_cast<float>(rng.normal()));
         for (size_t rung = 0; rung < part.rungs.size(); ++rung) {
-          auto& classes = part.first.classes.emplace_back(width / static_cast<size_t>(book.head_dim));
+          auto& classes = part.first.classes.emplace_back(width / book.layer().values_of_class());
           for (uint8_t& level_class : classes) level_class = static_cast<uint8_t>(20 + rng.below(12));
         }
       }

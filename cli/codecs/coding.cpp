@@ -40,7 +40,7 @@ CodecOfFile::CodecOfFile(const CodesReader& codes, const std::string& book_file,
       throw usage_error("{} needs the {} with digest {}; name its file with --book", codes.name(),
                         entry_.book_type, info.book_digest);
   }
-  CodecContext context = context_of(info.model, info.documents, info.storage, book_ ? &*book_ : nullptr);
+  CodecContext context = context_of(info.model, info.storage, book_ ? &*book_ : nullptr);
   context.engine = engine_for(entry_, engine);
   codec_ = with_context(codes.name(), [&] { return codec_from_record(entry_, info.parameters, context); });
   codes.check_streams(*codec_);
@@ -51,11 +51,11 @@ bool CodecOfFile::multiplies(Side side) const {
          (side == Side::value || rope_in(codec_->parameters()) == RopeChoice::keep);
 }
 
-CodecContext context_of(const ModelInfo& model, const Documents& documents, DType storage, const Book* book) {
+CodecContext context_of(const ModelInfo& model, DType storage, const Book* book) {
   return {.num_layers = model.num_layers,
           .heads = model.num_kv_heads,
           .head_dim = model.head_dim,
-          .one_shape = model.one_shape() && documents.whole(),
+          .layer_shapes = model.layer_shapes,
           .query_heads = model.num_q_heads,
           .storage = storage,
           .book = book,
@@ -83,16 +83,14 @@ bool has_side(const CodesInfo& info, int first_layer, Side side) {
   return std::ranges::count(info.sides(first_layer), side) > 0;
 }
 
-void check_one_shape(const std::string& file, const ModelInfo& model, const Documents& documents,
-                     const char* what, bool latent_too) {
-  if (!model.one_shape() && !(latent_too && model.layers_alike()))
-    throw bad_input(
-        "{}: {} takes caches whose keys and values have the same heads in all layers; here they differ", file,
-        what);
-  if (!documents.whole())
-    throw bad_input(
-        "{}: {} takes caches whose layers hold all tokens; here some leave out what their windows do not need",
-        file, what);
+void check_holds_all(const std::string& file, const Documents& documents, const std::vector<int>& layers,
+                     const char* what) {
+  for (const int layer : layers)
+    for (size_t i = 0; i < documents.count(); ++i)
+      if (documents.left_out_of(layer, i) > 0)
+        throw bad_input(
+            "{}: {} takes layers that hold all tokens; layer {} leaves out what its window does not need",
+            file, what, layer);
 }
 
 void check_token_ids(const KvReader& kv, const Codec& codec) {
@@ -111,37 +109,42 @@ TokenQueries queries_of(const KvReader::Queries& all, uint64_t first, uint64_t c
   return some;
 }
 
-std::vector<int> whole_groups(const std::vector<int>& layers, int layer_group, ErrorKind kind,
-                              const std::string& what) {
-  std::vector<int> groups = groups_of(layers, layer_group);
-  for (const int first : groups)
-    for (int layer = first; layer < first + layer_group; ++layer)
-      if (std::ranges::count(layers, layer) == 0)
-        throw Error(
-            kind, fmt::format("{} {} do not fill whole groups of {} layers: layers {}-{} are coded together "
-                              "and {} is missing",
-                              what, ranges_text(layers), layer_group, first, first + layer_group - 1, layer));
+std::vector<std::vector<int>> whole_groups(const std::vector<int>& layers, const GroupOf& group_of,
+                                           ErrorKind kind, const std::string& what) {
+  std::vector<std::vector<int>> groups;
+  for (const int layer : layers) {
+    std::vector<int> group = group_of(layer);
+    for (const int other : group)
+      if (std::ranges::count(layers, other) == 0)
+        throw Error(kind,
+                    fmt::format("{} {} do not fill whole groups of {} layers: layers {} are coded together "
+                                "and {} is missing",
+                                what, ranges_text(layers), group.size(), ranges_text(group), other));
+    if (group.front() == layer) groups.push_back(std::move(group));
+  }
   return groups;
 }
 
 std::vector<int> stored_layers(const CodesInfo& info) {
   std::vector<int> layers;
   for (const int group : info.groups)
-    for (int i = 0; i < info.layer_group; ++i) layers.push_back(group + i);
+    for (const int layer : info.layers_of(group)) layers.push_back(layer);
+  std::ranges::sort(layers);
   return layers;
 }
 
-std::vector<int> groups_of(const std::vector<int>& layers, int layer_group) {
+std::vector<int> groups_of(const std::vector<int>& layers, const CodesInfo& info) {
   std::vector<int> groups;
-  for (const int layer : layers)
-    if (const int first = layer - layer % layer_group; groups.empty() || groups.back() != first)
-      groups.push_back(first);
+  groups.reserve(layers.size());
+  for (const int layer : layers) groups.push_back(info.group_of(layer));
+  std::ranges::sort(groups);
+  groups.erase(std::unique(groups.begin(), groups.end()), groups.end());
   return groups;
 }
 
 static void check_length(const CodesReader& codes, const DocumentView& view, size_t document) {
   const uint64_t stored = view.tokens(),
-                 length = codes.info().documents.held(view.shape().first_layer, document);
+                 length = codes.info().documents.held(view.shape().first_layer(), document);
   if (stored != length)
     throw bad_input("document {} has {} tokens stored; the tables of documents say {}", document, stored,
                     length);
@@ -158,8 +161,8 @@ std::unique_ptr<DocumentView> open_document(const CodesReader& codes, const Code
 StoredSides::StoredSides(const CodesReader& codes, const Codec& codec, const GroupShape& shape,
                          size_t document) {
   const auto open = [&](Side side, std::unique_ptr<StreamReader>& streams, const auto& view) {
-    at_dataset(codes.name(), side, shape.first_layer, [&] {
-      streams = codes.document(side, shape.first_layer, document);
+    at_dataset(codes.name(), side, shape.first_layer(), [&] {
+      streams = codes.document(side, shape.first_layer(), document);
       view(*streams);
     });
   };
@@ -173,7 +176,7 @@ StoredSides::StoredSides(const CodesReader& codes, const Codec& codec, const Gro
   open(Side::key, keys_, [&](const StreamReader& streams) {
     views_.keys = open_document(codes, codec, of_side(shape, Side::key), document, streams);
   });
-  if (const LayerShape layer = codes.info().model.layer_shape(shape.first_layer); layer.values_in_keys) {
+  if (const LayerShape layer = codes.info().model.layer_shape(shape.first_layer()); layer.values_in_keys) {
     views_.values = values_in(*views_.keys, *keys_, layer.value_dim);
     return;
   }
@@ -186,8 +189,7 @@ StoredSides::StoredSides(const CodesReader& codes, const Codec& codec, const Gro
 static void decode_document(const CodesReader& codes, const Codec& codec, const GroupShape& shape,
                             size_t document, uint64_t budget) {
   const StoredDocument stored(codes, codec, shape, document);
-  // Codecs that code several layers together only accept caches that hold all tokens.
-  const auto length = static_cast<size_t>(codes.info().documents.held(shape.first_layer, document));
+  const auto length = static_cast<size_t>(codes.info().documents.held(shape.first_layer(), document));
   const size_t chunk = chunk_rows(budget, shape.width() * sizeof(float) + codec.scratch_bytes_per_row(shape));
   Matrix<float> rows(std::min(chunk, length), shape.width());
   for (size_t first = 0; first < length; first += rows.rows()) {
@@ -208,10 +210,8 @@ void decode_all(const CodesReader& codes, const Codec& codec, uint64_t budget,
   for (const int group : info.groups)
     for (const Side side : info.sides(group))
       for (size_t document = 0; document < documents; ++document) {
-        at_dataset(codes.name(), side, group, [&] {
-          decode_document(codes, codec, group_shape(info.model, group, info.layer_group, side), document,
-                          budget);
-        });
+        at_dataset(codes.name(), side, group,
+                   [&] { decode_document(codes, codec, info.shape(group, side), document, budget); });
         progress(static_cast<double>(++done) / static_cast<double>(parts));
       }
 }

@@ -50,9 +50,8 @@ class CodecOfFile {
   std::unique_ptr<Codec> codec_;
 };
 
-/// The context from which a codec for this cache is made. A cache whose layers leave out tokens counts as one whose layers differ
-/// in shape (CodecContext::one_shape is false).
-CodecContext context_of(const ModelInfo& model, const Documents& documents, DType storage, const Book* book);
+/// The context from which a codec for this cache is made.
+CodecContext context_of(const ModelInfo& model, DType storage, const Book* book);
 
 /// The engine to make a codec with. If the codec has no CUDA implementation: nullptr, and the engine notes that the codec runs on
 /// the CPU.
@@ -66,11 +65,9 @@ Engine* coding_engine(const CodecEntry& entry, const CommonOptions& options);
 /// True if the codes have streams of that side in the group that begins at that layer.
 bool has_side(const CodesInfo& info, int first_layer, Side side);
 
-/// Throws Error(bad_input) for a cache whose layers, or keys and values, differ in shape, or some of whose layers leave out tokens.
-/// what: the codec or command that does not support such a cache, for the message.
-/// latent_too: layers of another shape are taken if all have the same (ModelInfo::layers_alike).
-void check_one_shape(const std::string& file, const ModelInfo& model, const Documents& documents,
-                     const char* what, bool latent_too = false);
+/// Throws Error(bad_input) for a cache with layers among these that leave out tokens. what: the command that does not support them.
+void check_holds_all(const std::string& file, const Documents& documents, const std::vector<int>& layers,
+                     const char* what);
 
 /// Throws Error(bad_input) for a cache without the token ids that the codec predicts from.
 void check_token_ids(const KvReader& kv, const Codec& codec);
@@ -83,16 +80,20 @@ struct TokenQueries {
 /// Those of tokens [first, first + count) of the file; `all` outlives the result.
 TokenQueries queries_of(const KvReader::Queries& all, uint64_t first, uint64_t count);
 
-/// First layers of the groups that `layers` (ascending) fills. Throws an Error of that kind if it does not fill whole groups, which
-/// begin at multiples of layer_group; `what`: the source of the list of layers.
-std::vector<int> whole_groups(const std::vector<int>& layers, int layer_group, ErrorKind kind,
-                              const std::string& what);
+/// The groups that `layers` (ascending) fills, as a book or a codec makes them (Codec::group_of). Throws an Error of that kind if they do
+/// not fill whole groups; `what`: the source of the list of layers.
+using GroupOf = std::function<std::vector<int>(int layer)>;
+std::vector<std::vector<int>> whole_groups(const std::vector<int>& layers, const GroupOf& group_of,
+                                           ErrorKind kind, const std::string& what);
+inline GroupOf groups_by(const Codec& codec) {
+  return [&codec](int layer) { return codec.group_of(layer); };
+}
 
 /// The layers that a codes file holds, ascending.
 std::vector<int> stored_layers(const CodesInfo& info);
 
 /// First layers of the groups that hold any of these layers (ascending).
-std::vector<int> groups_of(const std::vector<int>& layers, int layer_group);
+std::vector<int> groups_of(const std::vector<int>& layers, const CodesInfo& info);
 
 /// Opens a document of one side of a group, whose streams are `streams`; codec and streams outlive the view. Throws
 /// Error(bad_input) unless they hold as many tokens as the table of documents gives.
@@ -104,7 +105,7 @@ std::unique_ptr<DocumentView> open_document(const CodesReader& codes, const Code
 class StoredDocument {
  public:
   StoredDocument(const CodesReader& codes, const Codec& codec, const GroupShape& shape, size_t document)
-      : streams_(codes.document(shape.side, shape.first_layer, document)),
+      : streams_(codes.document(shape.side, shape.first_layer(), document)),
         view_(open_document(codes, codec, shape, document, *streams_)) {}
   const DocumentView& operator*() const { return *view_; }
   const DocumentView* operator->() const { return view_.get(); }

@@ -21,7 +21,7 @@ std::string percent(uint64_t part, uint64_t whole) {
 
 /// Number of values of one side of a group.
 uint64_t values_of(const CodesInfo& info, Side side, int group) {
-  return info.documents.held(group) * group_shape(info.model, group, info.layer_group, side).width();
+  return info.documents.held(group) * info.shape(group, side).width();
 }
 
 /// Bytes of some kinds of streams, from the lines of a ledger.
@@ -37,7 +37,7 @@ uint64_t bytes_of(const std::vector<RateLine>& lines, std::initializer_list<Cate
 /// the tokens after them so (lib/codec/outer_codecs.hpp): if a document has more exact rows than tokens, the surplus are copies.
 uint64_t surplus_values(const CodesReader& codes, Side side, int group) {
   const CodesInfo& info = codes.info();
-  const uint64_t width = group_shape(info.model, group, info.layer_group, side).width();
+  const uint64_t width = info.shape(group, side).width();
   std::vector<std::string> exact;
   uint64_t all = 0;
   for (const StoredStream& stream : codes.streams(side, group))
@@ -59,7 +59,7 @@ uint64_t surplus_values(const CodesReader& codes, Side side, int group) {
 
 /// Adds the symbols of one side of a group for all documents together, because they share a book.
 void add_symbols(const Codec& codec, const CodesReader& codes, Side side, int group, SideLedger& ledger) {
-  const GroupShape shape = group_shape(codes.info().model, group, codes.info().layer_group, side);
+  const GroupShape shape = codes.info().shape(group, side);
   std::vector<uint64_t> total;
   at_dataset(codes.name(), side, group, [&] {
     for (size_t i = 0; i < codes.info().documents.count(); ++i) {
@@ -128,7 +128,7 @@ SideRates side_rates_of(const CodesReader& codes) {
     uint64_t surplus = 0;
     for (const int group : info.groups) {
       if (!has_side(info, group, side)) continue;
-      const uint64_t width = group_shape(info.model, group, info.layer_group, side).width();
+      const uint64_t width = info.shape(group, side).width();
       ledger.values += values_of(info, side, group);
       for (const StoredStream& stream : codes.streams(side, group)) {
         bytes[static_cast<size_t>(stream.spec.category)] += stream.bytes;

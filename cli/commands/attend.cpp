@@ -144,10 +144,10 @@ class Selected {
   /// Tokens for the queries in these rows, ascending: (rows, layers * heads()), empty for layers that are not wanted. queries: these.
   std::vector<std::vector<uint32_t>> tokens(const GroupShape& group, const std::vector<int>& wanted,
                                             std::span<const uint64_t> rows, const CausalQueries& queries) {
-    const auto layers = as_size(group.layers);
+    const auto layers = group.layers.size();
     std::vector<std::vector<uint32_t>> all(rows.size() * layers * heads());
     for (size_t l = 0; l < layers; ++l) {
-      const int layer = group.first_layer + static_cast<int>(l);
+      const int layer = group.layers[l];
       if (std::find(wanted.begin(), wanted.end(), layer) == wanted.end()) continue;
       const LayerSelections& selections = of_layer(layer);
       for (size_t i = 0; i < rows.size(); ++i)
@@ -206,7 +206,7 @@ struct Attention {
   uint64_t done = 0;  ///< queries, of all groups
 
   int q_heads() const { return kv.model().num_q_heads; }
-  size_t value_dim() const { return as_size(kv.model().layer_shape(0).value_dim); }
+  size_t value_dim(int layer) const { return as_size(kv.model().layer_shape(layer).value_dim); }
 };
 
 struct Timed {
@@ -233,8 +233,9 @@ Timed timed(const GroupShape& shape, const AttentionSource& source, const Causal
 template <class Body>
 void for_chosen(const Result& result, const GroupShape& shape, size_t width, const Body& body) {
   for (size_t index = 0; index < result.layers.size(); ++index) {
-    const int layer = result.layers[index].layer, place = layer - shape.first_layer;
-    if (place >= 0 && place < shape.layers) body(index, layer, as_size(place) * width, width);
+    const int layer = result.layers[index].layer;
+    if (const size_t place = shape.place_of(layer); place < shape.layers.size())
+      body(index, layer, place * width, width);
   }
 }
 
@@ -242,7 +243,7 @@ void for_chosen(const Result& result, const GroupShape& shape, size_t width, con
 Matrix<float> read_queries(const Attention& attention, const GroupShape& shape,
                            std::span<const uint64_t> places) {
   const size_t of_layer = as_size(attention.q_heads()) * shape.dims();
-  Matrix<float> rows(places.size(), as_size(shape.layers) * of_layer);
+  Matrix<float> rows(places.size(), shape.layers.size() * of_layer);
   for_chosen(attention.result, shape, of_layer, [&](size_t, int layer, size_t column, size_t width) {
     const auto out = rows.view().columns(column, width);
     for (size_t i = 0; i < places.size();) {  // runs that are adjacent in the file
@@ -270,20 +271,20 @@ bool attends_on_device(const Attention& attention, const GroupShape& shape, cons
 void record(Attention& attention, const GroupShape& shape, const Timed& output, const Timed& check,
             const Timed& truth) {
   for_chosen(
-      attention.result, shape, as_size(attention.q_heads()) * attention.value_dim(),
+      attention.result, shape, as_size(attention.q_heads()) * attention.value_dim(shape.first_layer()),
       [&](size_t index, int layer, size_t column, size_t width) {
         LayerResult& result = attention.result.layers[index];
         const MatrixView<const float> out = output.rows.view().columns(column, width);
-        at_dataset(attention.codes.name(), Side::value, shape.first_layer, [&] {
+        at_dataset(attention.codes.name(), Side::value, shape.first_layer(), [&] {
           attention.result.errors.add(static_cast<int>(index), truth.rows.view().columns(column, width), out);
         });
         // Layers that are coded together are multiplied together: each layer of a group gets an equal share.
-        result.seconds += output.seconds / shape.layers;
+        result.seconds += output.seconds / static_cast<double>(shape.layers.size());
         if (attention.check) {
-          result.check_seconds += check.seconds / shape.layers;
+          result.check_seconds += check.seconds / static_cast<double>(shape.layers.size());
           result.largest_difference = std::max(
               result.largest_difference,
-              largest_relative_error(out, check.rows.view().columns(column, width), attention.value_dim()));
+              largest_relative_error(out, check.rows.view().columns(column, width), attention.value_dim(layer)));
         }
         if (attention.writer) attention.writer->append(layer, out);
       });
@@ -294,7 +295,7 @@ template <class Show>
 void attend_document(Attention& attention, int group, const Asked& one, const Show& show) {
   const CodesInfo& info = attention.codes.info();
   const std::string& name = attention.codes.name();
-  const GroupShape shape = group_shape(info.model, group, info.layer_group, Side::key);
+  const GroupShape shape = info.shape(group, Side::key);
   const StoredSides stored(attention.codes, attention.codec.codec(), shape, one.match.other_document);
   const DocumentView &keys = stored.keys(), &values = stored.values();
   const auto straight = AttentionSource::of_codes(keys, values);
@@ -302,25 +303,26 @@ void attend_document(Attention& attention, int group, const Asked& one, const Sh
   const auto original = AttentionSource::of_rows(
       shape,
       [&](Side side, uint64_t first, MatrixView<float> rows) {
-        for_chosen(attention.result, shape, rows.cols() / as_size(shape.layers),
+        for_chosen(attention.result, shape, rows.cols() / shape.layers.size(),
                    [&](size_t, int layer, size_t column, size_t width) {
                      attention.kv.read(side, layer, one.match.original + first, rows.columns(column, width));
                    });
       },
-      values.shape().head_dim);
+      values.shape().head_dim());
   std::vector<int> layers;
   for (const LayerResult& layer : attention.result.layers) layers.push_back(layer.layer);
   const int heads = attention.q_heads();
-  const ScoreForm form = attention.forms.of(group, shape.layers);
-  const size_t outputs = as_size(shape.layers * heads) * attention.value_dim();
+  const std::vector<float> sinks = attention.forms.sinks_of(shape.layers);
+  const ScoreForm form{attention.forms.cap, sinks};
+  const size_t outputs = shape.layers.size() * as_size(heads) * attention.value_dim(shape.first_layer());
   const size_t limit = attention_batch(shape, heads);
   const size_t batch = attention.selected ? std::min(limit, kChosenBatch) : limit;
   for (size_t first = 0; first < one.places.size(); first += batch) {
     const size_t count = std::min(batch, one.places.size() - first);
     const Matrix<float> rows = read_queries(attention, shape, std::span(one.places).subspan(first, count));
     std::vector<uint64_t> from;
-    from.reserve(as_size(shape.layers) * count);
-    for (int layer = group; layer < group + shape.layers; ++layer)
+    from.reserve(shape.layers.size() * count);
+    for (const int layer : shape.layers)
       for (size_t i = first; i < first + count; ++i)
         from.push_back(attention.forms.first_seen(layer, one.coded, one.positions[i]));
     const CausalQueries queries{heads, rows, std::span(one.visible).subspan(first, count), from, form};
@@ -329,13 +331,11 @@ void attend_document(Attention& attention, int group, const Asked& one, const Sh
       tokens = attention.selected->tokens(shape, layers, std::span(one.rows).subspan(first, count), queries);
     const size_t selections = attention.selected ? attention.selected->heads() : 0;
     for (LayerResult& layer : attention.result.layers)
-      if (const int place = layer.layer - shape.first_layer;
-          !tokens.empty() && place >= 0 && place < shape.layers)
+      if (const size_t place = shape.place_of(layer.layer); !tokens.empty() && place < shape.layers.size())
         for (size_t i = 0; i < count; ++i)
           layer.selected.add(attention.selected->count(
               one.rows[first + i],
-              std::span(tokens).subspan((i * as_size(shape.layers) + as_size(place)) * selections,
-                                        selections)));
+              std::span(tokens).subspan((i * shape.layers.size() + place) * selections, selections)));
     const auto attend = [&](MatrixView<float> out) {
       at_dataset(name, Side::key, group, [&] {
         if (attention.selected)
@@ -478,6 +478,14 @@ void declare(Command& command, AttendOptions& options) {
   options.common.declare(command);
 }
 
+/// Of the outputs of each layer.
+std::vector<ReconstructionMeter::Heads> heads_of(const std::vector<int>& layers, const ModelInfo& model) {
+  std::vector<ReconstructionMeter::Heads> heads;
+  heads.reserve(layers.size());
+  for (const int layer : layers) heads.push_back({model.num_q_heads, model.layer_shape(layer).value_dim});
+  return heads;
+}
+
 std::string attend(Command& command) {
   AttendOptions options;
   declare(command, options);
@@ -495,8 +503,8 @@ std::string attend(Command& command) {
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
   const auto layers = options.layers.choose(stored_layers(codes.info()), codes.name());
-  check_one_shape(codes.name(), codes.info().model, codes.info().documents, "attend", true);
-  check_one_shape(kv.name(), kv.model(), kv.documents(), "attend", true);
+  check_holds_all(codes.name(), codes.info().documents, layers, "attend");
+  check_holds_all(kv.name(), kv.documents(), layers, "attend");
   check_queries(kv, codes, layers);
   const auto documents = options.documents.choose(codes.info().documents, codes.name());
   const auto asked = find_queries(kv, codes, match_documents(token_axis(kv), token_axis(codes), documents));
@@ -504,12 +512,13 @@ std::string attend(Command& command) {
   // The buffers have fixed sizes: --memory can only refuse them.
   const ModelInfo& model = codes.info().model;
   uint64_t needed = 0;
-  for (const Side side : kSides) {
-    const GroupShape shape = of_side(group_shape(model, 0, codes.info().layer_group, Side::key), side);
-    const size_t scratch =
-        codec.codec().scratch_bytes_per_row(codec.codec().joint() ? of_side(shape, Side::both) : shape);
-    needed = std::max(needed, attention_bytes(shape, model.num_q_heads, scratch));
-  }
+  for (const int group : groups_of(layers, codes.info()))
+    for (const Side side : kSides) {
+      const GroupShape shape = codes.info().shape(group, side);
+      const size_t scratch =
+          codec.codec().scratch_bytes_per_row(codec.codec().joint() ? of_side(shape, Side::both) : shape);
+      needed = std::max(needed, attention_bytes(shape, model.num_q_heads, scratch));
+    }
   needed += 4 * codes.info().book_bytes;  // as in chunk_budget
   if (needed > options.common.memory_bytes())
     throw usage_error(
@@ -521,18 +530,15 @@ std::string attend(Command& command) {
   if (!options.select.empty()) selected.emplace(options.select, kv).check(layers, asked);
 
   const ScoreForms forms = forms_of_scores(kv, options.common);
-  Attention attention{
-      .codes = codes,
-      .codec = codec,
-      .kv = kv,
-      .forms = forms,
-      .check = options.check,
-      .selected = selected ? &*selected : nullptr,
-      .engine = options.common.engine(),
-      .room = options.common.memory_bytes() / 2,
-      .result = {.layers = {},
-                 .errors = ReconstructionMeter(static_cast<int>(layers.size()), kv.model().num_q_heads,
-                                               kv.model().layer_shape(0).value_dim)}};
+  Attention attention{.codes = codes,
+                      .codec = codec,
+                      .kv = kv,
+                      .forms = forms,
+                      .check = options.check,
+                      .selected = selected ? &*selected : nullptr,
+                      .engine = options.common.engine(),
+                      .room = options.common.memory_bytes() / 2,
+                      .result = {.layers = {}, .errors = ReconstructionMeter(heads_of(layers, kv.model()))}};
   for (const Asked& one : asked) {
     ++attention.result.documents;
     attention.result.tokens += one.match.count;
@@ -549,7 +555,7 @@ std::string attend(Command& command) {
           &writer.emplace(*output, info, joined(asked, &Asked::positions), joined(asked, &Asked::rows));
     }
     ProgressBar bar("attend", "queries", options.common.quiet);
-    const auto groups = groups_of(layers, codes.info().layer_group);
+    const auto groups = groups_of(layers, codes.info());
     const auto total = static_cast<double>(attention.result.queries * groups.size());
     for (const int group : groups)
       for (const Asked& one : asked)

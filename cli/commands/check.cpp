@@ -5,6 +5,7 @@
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 #include "formats/cache/protection.hpp"
+#include "lib/codec/kinds.hpp"
 #include "lib/core/fault.hpp"
 
 namespace kvcodec::cli {
@@ -114,7 +115,7 @@ void check_book(const std::string& name) {
     if (entry.book_type != file.type.type) continue;
     const auto options = entry.make_options();
     try {
-      (void)entry.make(*options, context_of(file.model, Documents(), DType::bf16, &file.book));
+      (void)make_for_kinds(entry, *options, context_of(file.model, DType::bf16, &file.book));
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::bad_input)
         throw error.at(name);  // the default options may not fit: no fault

@@ -228,12 +228,12 @@ struct Decoding {
 };
 
 void write_rows(const Decoding& decoding, const GroupShape& shape, MatrixView<const float> rows) {
-  const size_t width = shape.side_width() / as_size(shape.layers);
   for (const Side side : sides_in(shape.side))
-    for (int i = 0; i < shape.layers; ++i) {
-      const int layer = shape.first_layer + i;
-      if (!std::ranges::binary_search(decoding.decoded.layers, layer)) continue;
-      const auto own = rows.columns(shape.column_of(side) + as_size(i) * width, width);
+    for (size_t i = 0; i < shape.layers.size(); ++i) {
+      const int layer = shape.layers[i];
+      if (!std::ranges::binary_search(decoding.decoded.layers, layer) || shape.layer.width(side) == 0)
+        continue;
+      const auto own = shape.columns(rows, side, i);
       if (decoding.writer)
         with_context(decoding.codes.name(),
                      [&] { decoding.writer->append(side, layer, own); });  // the writer names the dataset
@@ -275,10 +275,10 @@ void decode_part(Decoding& decoding, const Part& part) {
   if (decoding.writer)
     decoding.writer->add_document(info.documents.names[part.document], ids, positions,
                                   left_out_of(codes, part), facts_of(codes, part, ids));
-  for (const int group : groups_of(decoding.decoded.layers, info.layer_group)) {
+  for (const int group : groups_of(decoding.decoded.layers, info)) {
     const Part held = held_part(part, info.documents.left_out_of(group, part.document));
     for (const Side side : info.sides(group)) {
-      const GroupShape shape = group_shape(info.model, group, info.layer_group, side);
+      const GroupShape shape = info.shape(group, side);
       at_dataset(codes.name(), side, group, [&] {
         const auto streams = codes.document(side, group, part.document);
         const CountedStreams counted(*streams, decoding.decoded);
@@ -292,7 +292,7 @@ void decode_part(Decoding& decoding, const Part& part) {
 /// Decodes all parts, and leaves out those of documents that are damaged.
 void leave_out_undecodable(Decoding decoding, std::vector<Part>& parts, DamagedDocuments& damaged) {
   const CodesReader& codes = decoding.codes;
-  for (const int group : groups_of(decoding.decoded.layers, codes.info().layer_group))
+  for (const int group : groups_of(decoding.decoded.layers, codes.info()))
     for (const Side side : codes.info().sides(group)) codes.check_shared(side, group);
   std::erase_if(parts, [&](const Part& part) {
     const auto damage = bad_input_of([&] { decode_part(decoding, part); });
@@ -360,7 +360,7 @@ std::string decode(Command& command) {
       options.output,
       [&](OutputFile& output) {
         size_t passes = 0;
-        for (const int group : groups_of(layers, info.layer_group)) passes += info.sides(group).size();
+        for (const int group : groups_of(layers, info)) passes += info.sides(group).size();
         uint64_t total = 0, done = 0;
         for (const Part& part : parts) total += part.count;
         std::optional<ProgressBar> bar;

@@ -323,7 +323,7 @@ bool come_from_blocks(const Encoding& encoding, const std::vector<size_t>& docum
   for (size_t l = 0; l < layers.size(); ++l) {
     const int layer = layers[l];
     if (side == Side::value && kv.model().layer_shape(layer).values_in_keys) continue;
-    const GroupShape shape = group_shape(kv.model(), layer, 1, side);
+    const GroupShape shape = group_shape(kv.model(), {layer}, side);
     if (shape.width() % block.values != 0) return false;
     for (const size_t document : documents) {
       const uint64_t end = kv.documents().offsets[document + 1];
@@ -331,7 +331,7 @@ bool come_from_blocks(const Encoding& encoding, const std::vector<size_t>& docum
         Matrix<float> rows(static_cast<size_t>(std::min(kPiece, end - at)), shape.width());
         kv.read(shape, at, rows.view());
         const std::span<float> values(rows.data(), rows.size());
-        if (pairs == PairOrder::neighbours) order_pairs(pairs, as_size(shape.head_dim), values);
+        if (pairs == PairOrder::neighbours) order_pairs(pairs, shape.dims(), values);
         std::vector<std::byte> blocks(values.size() / block.values * block.bytes);
         if (!wanted.quantize_exactly(values, blocks)) return false;
         some = some || std::ranges::any_of(values, [](float value) { return value != 0; });
@@ -361,6 +361,19 @@ void find_blocks(const CodecEntry& entry, const Encoding& encoding, const std::v
   }
 }
 
+/// Throws Error(bad_input) if layers that are coded together do not hold the same tokens.
+void check_groups_held(const KvReader& kv, const CodesInfo& info) {
+  const Documents& documents = kv.documents();
+  for (const int group : info.groups)
+    for (const int layer : info.layers_of(group))
+      for (size_t i = 0; i < documents.count(); ++i)
+        if (documents.held(layer, i) != documents.held(group, i))
+          throw bad_input(
+              "{}: layers {} and {} hold other tokens, as windows leave out some, and the {} codes them "
+              "together: learn one from such a cache",
+              kv.name(), group, layer, info.book_type);
+}
+
 /// New codes of chosen layers and documents, by the named codec with its options, or with those that reach the goal.
 void begin_codes(const NamedCodec& codec, const std::vector<size_t>& documents, Encoding& encoding) {
   const CodecEntry& entry = *codec.entry;
@@ -374,7 +387,7 @@ void begin_codes(const NamedCodec& codec, const std::vector<size_t>& documents, 
   info.source_dtype = kv.dtype();
   info.storage = kv.dtype() == DType::f32 && !entry.capabilities.lossless ? DType::bf16 : kv.dtype();
   if (options.storage) info.storage = *options.storage;
-  CodecContext context = context_of(info.model, kv.documents(), info.storage, book);
+  CodecContext context = context_of(info.model, info.storage, book);
   context.engine = coding_engine(entry, options.common);
   std::optional<Weights> weights;
   if (!options.weights.empty()) weights = read_weights(options.weights, info.model, kv.name());
@@ -402,11 +415,12 @@ void begin_codes(const NamedCodec& codec, const std::vector<size_t>& documents, 
                         context.rope.known() ? "the model does not turn them" : context.rope.why_not());
   info.parameters = encoding.made->parameters();
   note_first_tokens(entry, info.parameters, book, options);
-  info.layer_group = encoding.made->layer_group();
   info.joint = encoding.made->joint();
-  info.groups = options.layers.given()
-                    ? whole_groups(layers, info.layer_group, ErrorKind::usage, "--layers")
-                    : whole_groups(layers, info.layer_group, ErrorKind::bad_input, kv.name() + ": layers");
+  const GroupOf group_of = groups_by(*encoding.made);
+  info.set_groups(options.layers.given()
+                      ? whole_groups(layers, group_of, ErrorKind::usage, "--layers")
+                      : whole_groups(layers, group_of, ErrorKind::bad_input, kv.name() + ": layers"));
+  check_groups_held(kv, info);
   info.packed = options.pack;
 }
 
@@ -425,14 +439,13 @@ void continue_codes(Encoding& encoding) {
     throw bad_input("{}: {} token ids; {} {}", kv.name(), kv.has_tokens() ? "has" : "has no", base.name(),
                     base.has_tokens() ? "has them" : "has none");
   encoding.grown_codec.emplace(base, options.book, coding_engine(codec_entry(base), options.common));
-  const Capabilities& can = encoding.grown_codec->entry().capabilities;
-  if (!can.appends) throw usage_error("{}: the codec {} cannot append", base.name(), info.codec);
-  if (!can.any_shape) check_one_shape(kv.name(), kv.model(), kv.documents(), info.codec.c_str());
-  for (const int group : info.groups)
-    for (int layer = group; layer < group + info.layer_group; ++layer)
-      if (std::find(kv.layers().begin(), kv.layers().end(), layer) == kv.layers().end())
-        throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", kv.name(), layer,
-                        base.name(), ranges_text(kv.layers()));
+  if (!encoding.grown_codec->entry().capabilities.appends)
+    throw usage_error("{}: the codec {} cannot append", base.name(), info.codec);
+  for (const int layer : stored_layers(info))
+    if (std::find(kv.layers().begin(), kv.layers().end(), layer) == kv.layers().end())
+      throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", kv.name(), layer,
+                      base.name(), ranges_text(kv.layers()));
+  check_groups_held(kv, info);
 }
 
 /// For --codec auto: the codec that reaches the goal best. Sets the options as if it had been named with them.
@@ -558,7 +571,7 @@ class CodecRun {
 
   /// One side of one group: surveys if the codec requires it, and appends.
   void run_side(Side side, int group) {
-    const GroupShape shape = group_shape(encoding_.kv.model(), group, encoding_.codec().layer_group(), side);
+    const GroupShape shape = encoding_.info.shape(group, side);
     pieces_ = held(job_.pieces, group);
     surveyed_ = held(job_.surveyed, group);
     const uint64_t own_tokens = tokens_of(pieces_);
@@ -614,9 +627,9 @@ class CodecRun {
   /// Shows the queries of a piece's tokens, if the codec wants them and there are any.
   void show_queries(Survey& survey, const GroupShape& shape, const Job::Piece& piece) {
     if (!encoding_.codec().wants_queries() || encoding_.kv.query_tokens() == 0) return;
-    if (queries_layer_ != shape.first_layer) {
-      queries_ = encoding_.kv.queries(shape.first_layer);
-      queries_layer_ = shape.first_layer;
+    if (queries_layer_ != shape.first_layer()) {
+      queries_ = encoding_.kv.queries(shape.first_layer());
+      queries_layer_ = shape.first_layer();
     }
     if (!queries_) return;
     const TokenQueries some = queries_of(*queries_, piece.first, piece.count);
@@ -630,7 +643,7 @@ class CodecRun {
 
   /// Tokens [first, first + count) of the cache, no more than a chunk: from the buffer, if it holds them.
   MatrixView<const float> read(const GroupShape& shape, uint64_t first, size_t count) {
-    const std::pair part(shape.first_layer, shape.side);
+    const std::pair part(shape.first_layer(), shape.side);
     if (held_part_ != part || first < held_first_ || first + count > held_first_ + held_) {
       const auto most = static_cast<size_t>(std::min<uint64_t>(chunk_of(shape), longest_));
       if (rows_.cols() != shape.width() || rows_.rows() < most) rows_ = Matrix<float>(most, shape.width());
@@ -647,7 +660,7 @@ class CodecRun {
     for (uint64_t first = 0; first < piece.count; first += chunk) {
       const auto count = static_cast<size_t>(std::min<uint64_t>(chunk, piece.count - first));
       const auto part = read(shape, piece.first + first, count);
-      at_dataset(encoding_.kv.name(), shape.side, shape.first_layer, [&] { body(part); });
+      at_dataset(encoding_.kv.name(), shape.side, shape.first_layer(), [&] { body(part); });
       done_ += count;
       const double share = static_cast<double>(done_) / static_cast<double>(planned_);
       const auto tokens = static_cast<double>(tokens_);

@@ -7,6 +7,7 @@
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/inputs/model_runner.hpp"
+#include "lib/codec/model_layers.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/metrics/next_token.hpp"
@@ -193,14 +194,12 @@ void make_settings(const ModelOptions& options, const GivenFields& selection, Mo
   const ScoreForms scores = score_forms(files);
   for (const std::string& text : options.codecs)
     settings.specs.push_back(parse_codec_spec(text, selection, options.dtype));
-  const bool whole = options.window_layers == WindowLayers::keep ||
-                     std::ranges::all_of(config.window, [](int64_t window) { return window == 0; });
   for (const CodecSpec& spec : settings.specs) {
     const bool exact = spec.entry->capabilities.lossless;  // as encode does it
     CodecContext context{.num_layers = config.num_layers,
                          .heads = config.num_kv_heads,
                          .head_dim = config.head_dim,
-                         .one_shape = !config.is_latent() && whole,
+                         .layer_shapes = layer_shapes_of(config),
                          .query_heads = config.num_q_heads,
                          .storage = spec.dtype == DType::f32 && !exact ? DType::bf16 : spec.dtype,
                          .engine = options.common.engine(),

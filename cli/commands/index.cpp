@@ -43,7 +43,7 @@ class KeySource {
       if (!book.empty()) throw usage_error("{}: a kv file needs no book; leave out --book", file);
       kv_.emplace(file);
     }
-    check_one_shape(file, model(), axis().documents, "index", true);
+    check_holds_all(file, axis().documents, layers(), "index");
   }
 
   TokenAxis axis() const { return kv_ ? token_axis(*kv_) : token_axis(*codes_); }
@@ -53,30 +53,29 @@ class KeySource {
     return kv_ ? kv_->type().history : merged_history({codes_->type().history, codec_->book_history()});
   }
 
-  /// Reads keys of a layer, [num_kv_heads][head_dim] each, of tokens [first, first + out.rows()) of a document.
+  /// Reads keys of a layer, [heads][head_dim] each, of tokens [first, first + out.rows()) of a document.
   void read(int layer, size_t document, uint64_t first, MatrixView<float> out) {
     if (kv_) return kv_->read(Side::key, layer, kv_->documents().offsets[document] + first, out);
-    const int group = layer - layer % codes_->info().layer_group;
-    const GroupShape shape = group_shape(model(), group, codes_->info().layer_group, Side::key);
+    const int group = codes_->info().group_of(layer);
+    const GroupShape shape = codes_->info().shape(group, Side::key);
     at_dataset(codes_->name(), Side::key, group, [&] {
       if (open_of_ != std::pair(group, document)) {
         open_.emplace(*codes_, codec_->codec(), shape, document);
         open_of_ = {group, document};
       }
       const DocumentView& stored = **open_;
-      if (shape.layers == 1) return stored.decode(first, out);
+      if (shape.layers.size() == 1) return stored.decode(first, out);
       Matrix<float> rows(out.rows(), shape.width());
       stored.decode(first, rows);
-      for (size_t i = 0; i < out.rows(); ++i)
-        std::ranges::copy(rows.row(i).subspan(as_size(layer - group) * out.cols(), out.cols()),
-                          out.row(i).begin());
+      const auto own = shape.columns(rows.view(), Side::key, shape.place_of(layer));
+      for (size_t i = 0; i < out.rows(); ++i) std::ranges::copy(own.row(i), out.row(i).begin());
     });
   }
 
   /// Bytes that read() uses per row besides the row itself.
-  uint64_t scratch_bytes_per_row() const {
+  uint64_t scratch_bytes_per_row(int layer) const {
     if (kv_) return 0;
-    const GroupShape shape = group_shape(model(), 0, codes_->info().layer_group, Side::key);
+    const GroupShape shape = codes_->info().shape(codes_->info().group_of(layer), Side::key);
     return shape.width() * sizeof(float) + codec_->codec().scratch_bytes_per_row(shape);
   }
 
@@ -122,8 +121,8 @@ class Indexing {
   uint64_t new_tokens() const { return new_tokens_; }
 
   IndexedLayer run(int layer, IndexWriter& writer, uint64_t budget, const std::function<void(double)>& show) {
-    const auto heads = as_size(info.model.num_kv_heads);
-    const auto dims = as_size(info.model.head_dim);
+    const LayerShape shape = info.model.layer_shape(layer);
+    const auto heads = as_size(shape.heads), dims = as_size(shape.key_dim);
     std::vector<ClusterIndex> indices;
     for (const Plan& plan : plans_)
       for (size_t head = 0; head < heads; ++head)
@@ -174,7 +173,7 @@ class Indexing {
   };
 
   void finish(Batch& batch, IndexedLayer& result, const std::function<void(double)>& show) {
-    const double count = static_cast<double>(batch.tokens) / info.model.num_kv_heads;
+    const double count = static_cast<double>(batch.tokens) / info.model.layer_shape(result.layer).heads;
     at_dataset(axis_.name, Side::key, result.layer, [&] {
       result.effort.add(add_batches(
           batch.tasks, options_.clusters, static_cast<uint64_t>(options_.common.seed),
@@ -205,10 +204,10 @@ class Indexing {
 
   /// Keys of heads [head, head + taken) of the tokens to index.
   Matrix<float> read(int layer, const Plan& plan, size_t head, size_t taken, uint64_t rows, uint64_t budget) {
-    const auto dims = as_size(info.model.head_dim);
-    const size_t width = as_size(info.model.num_kv_heads) * dims;
+    const auto dims = as_size(info.model.layer_shape(layer).key_dim);
+    const size_t width = info.model.layer_shape(layer).width(Side::key);
     Matrix<float> keys(rows, taken * dims);
-    const size_t chunk = chunk_rows(budget, width * sizeof(float) + source_.scratch_bytes_per_row());
+    const size_t chunk = chunk_rows(budget, width * sizeof(float) + source_.scratch_bytes_per_row(layer));
     Matrix<float> all(std::min<uint64_t>(chunk, rows), width);
     for (uint64_t first = 0; first < rows; first += chunk) {
       const auto part = all.view().rows(0, std::min<uint64_t>(chunk, rows - first));

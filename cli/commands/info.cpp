@@ -204,9 +204,7 @@ template <class Use>  // (side, first layer, stream)
 void for_each_stream(const CodesReader& codes, const std::vector<int>& layers, const Use& use) {
   for (const Side side : codes.info().sides())
     for (const int group : codes.info().groups) {
-      const auto chosen = [&](int layer) {
-        return layer >= group && layer < group + codes.info().layer_group;
-      };
+      const auto chosen = [&](int layer) { return codes.info().group_of(layer) == group; };
       if (std::ranges::none_of(layers, chosen) || !has_side(codes.info(), group, side)) continue;
       for (const StoredStream& stream : codes.streams(side, group)) use(side, group, stream);
     }

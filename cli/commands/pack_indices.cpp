@@ -62,7 +62,7 @@ RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, bool pack
   const int any = info.groups.front();
   const int64_t sink = at_dataset(codes.name(), Side::key, any, [&] { return sink_in(info.parameters); });
   const auto firsts_of = [&](Side side, int group) {
-    return sink_stream(group_shape(info.model, group, info.layer_group, side), info.storage);
+    return sink_stream(info.shape(group, side), info.storage);
   };
   const auto form_of = [&](Side side, int group) {
     std::vector<StreamSpec> specs;

@@ -73,11 +73,11 @@ double seconds_for_product() {
 Costs costs_of(const PrepareOptions& options, ModelFiles& files) {
   const LlamaModel model = make_model(files, options.common);
   const ModelInfo info = model_info(options.model, files.description(), false);
-  const GroupShape layer = group_shape(info, 0, 1, Side::both);
+  const GroupShape layer = group_shape(info, {0}, Side::both);
   const auto tokens = static_cast<double>(options.tokens);
   const double token = seconds_for_token(model), product = seconds_for_product();
   const int64_t group = TransformBookOptions().layers_of_group(info.num_layers, layer.width());
-  const uint64_t width = as_size(group) * layer.width(), parts = as_size(info.num_layers / group);
+  const size_t width = as_size(group) * layer.width(), parts = as_size(info.num_layers / group);
   Costs costs;
   costs.dump_seconds = tokens * token;
   // Half of a document is read, and the other half there and back.
@@ -86,7 +86,7 @@ Costs costs_of(const PrepareOptions& options, ModelFiles& files) {
   const auto w = static_cast<double>(width);
   costs.train_seconds = static_cast<double>(parts) * product * (tokens * w * w + 60 * w * w * w);
   costs.disk = as_size(options.tokens) * as_size(info.num_layers) * layer.width() * 2;
-  costs.memory = learn_transform_bytes(width, 0, parts, as_size(options.tokens));
+  costs.memory = learn_transform_bytes(std::vector(parts, width), 0, as_size(options.tokens));
   return costs;
 }
 

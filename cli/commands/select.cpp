@@ -99,7 +99,7 @@ class LayerRun {
     }
     Matrix<float> keys(match.count, heads_ * dims_), values(match.count, heads_ * value_dims_);
     Matrix<float> stored_keys = keys, stored_values = values;
-    const GroupShape shape = group_shape(work_.kv.model(), layer_, 1, Side::key);
+    const GroupShape shape = group_shape(work_.kv.model(), {layer_}, Side::key);
     const StoredSides stored(work_.codes, work_.codec.codec(), shape, match.other_document);
     work_.kv.read(shape, match.original, keys);
     work_.kv.read(Side::value, layer_, match.original, values);
@@ -191,9 +191,9 @@ class LayerRun {
   SelectionRule rule_;
   int layer_;
   KvReader::Queries queries_;
-  size_t heads_ = as_size(work_.kv.model().num_kv_heads);
+  size_t heads_ = as_size(work_.kv.model().layer_shape(layer_).heads);
   size_t per_head_ = as_size(work_.kv.model().num_q_heads) / heads_;
-  size_t dims_ = as_size(work_.kv.model().head_dim);
+  size_t dims_ = as_size(work_.kv.model().layer_shape(layer_).key_dim);
   size_t value_dims_ = as_size(work_.kv.model().layer_shape(layer_).value_dim);
   std::optional<ClusterIndex> cluster_index_;  // the current selector refers to it
 };
@@ -301,13 +301,21 @@ std::string select(Command& command) {
   const Stopwatch watch;
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
-  check_one_shape(codes.name(), codes.info().model, codes.info().documents, "select", true);
   const CodecOfFile codec(codes, options.book, options.common.engine());
   if (codes.info().layer_group != 1)
     throw usage_error("{}: codes of {} layers together cannot be selected from", codes.name(),
                       codes.info().layer_group);
   const auto layers = options.layers.choose(codes.info().groups, codes.name());
   const SelectionRule rule = options.selection.rule(codes.info().model.num_layers);
+  check_holds_all(codes.name(), codes.info().documents, layers, "select");
+  const auto heads = [&](int layer) { return codes.info().model.layer_shape(layer).heads; };
+  for (const int layer : layers)
+    if (heads(layer) != heads(layers.front()) && rule.share != Share::each)
+      throw usage_error(
+          "{}: layer {} has {}, and layer {} has {}: --share each selects for query heads, of which all layers "
+          "have as many",
+          codes.name(), layers.front(),
+          counted(static_cast<uint64_t>(heads(layers.front())), "key/value head"), layer, heads(layer));
   check_queries(kv, codes, layers);
   if (options.selection.by == SelectBy::signs && !codec.entry().capabilities.has_index)
     throw usage_error(

@@ -112,6 +112,9 @@ std::string sensitivity(Command& command) {
   if (std::string report; options.output.made_before(command, options.common, read, report)) return report;
   const Stopwatch watch;
   const auto files = open_model(options.model);
+  if (!files->description().config.delta.layers.empty())
+    throw usage_error("{}: sensitivities are of layers with keys and values; some of the model's have none",
+                      options.model);
   if (files->description().config.is_latent())
     throw usage_error("{}: sensitivities are of keys and values; with latent attention values lie in keys",
                       options.model);

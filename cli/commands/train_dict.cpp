@@ -41,43 +41,47 @@ struct TrainDictOptions final : TrainingOptions {
 struct DictData {
   const TrainDictOptions& options;
   const TrainedRows& rows;
-  const std::vector<Run>& runs;
-  const std::vector<int>& groups;
-  const LayerWeights& weights;
   const ModelInfo& model;
   const Team& team;
+  bool one_kind = true;
+};
+
+/// Layers of one kind, and their dictionaries.
+struct DictKind {
+  std::vector<int> layers;
+  std::vector<std::vector<int>> groups;  ///< those to train on
+  std::vector<Run> runs;
+  LayerWeights weights;
+  SparseBook book = {};
 };
 
 /// One side of the chosen tokens and of these groups of layers, which the trainer reads.
 class KvSource final : public SignalSource {
  public:
-  KvSource(const DictData& data, std::vector<int> groups, Side side)
-      : data_(data), tokens_(data.rows, data.runs), groups_(std::move(groups)), side_(side) {}
+  KvSource(const DictData& data, const DictKind& kind, std::vector<std::vector<int>> groups, Side side)
+      : data_(data), kind_(kind), tokens_(data.rows, kind.runs), groups_(std::move(groups)), side_(side) {}
 
-  SignalLayout layout() const override {
-    return data_.options.training.layout(data_.model.num_kv_heads, data_.model.head_dim);
-  }
-  size_t num_layers() const override { return as_size(data_.model.num_layers); }
+  SignalLayout layout() const override { return kind_.book.layout(side_); }
+  size_t num_layers() const override { return kind_.layers.size(); }
   size_t groups() const override { return groups_.size(); }
-  int first_layer(size_t group) const override { return groups_[group]; }
+  int first_layer(size_t group) const override { return place_in_kind(kind_.layers, groups_[group].front()); }
   uint64_t tokens() const override { return tokens_.count(); }
   std::vector<float> layer_scales() const override {
     std::vector<float> scales;
-    for (size_t layer = 0; layer < data_.weights.layers(); ++layer)
-      scales.push_back(data_.weights.error_scale(static_cast<int>(layer), side_));
+    for (size_t layer = 0; layer < kind_.weights.layers(); ++layer)
+      scales.push_back(kind_.weights.error_scale(static_cast<int>(layer), side_));
     return scales;
   }
 
   void read(size_t group, uint64_t first, MatrixView<float> out) const override {
-    tokens_.read(
-        group_shape(data_.model, groups_[group], static_cast<int>(data_.options.training.layer_group), side_),
-        first, out);
+    tokens_.read(group_shape(data_.model, groups_[group], side_), first, out);
   }
 
  private:
   const DictData& data_;
+  const DictKind& kind_;
   RunTokens tokens_;
-  std::vector<int> groups_;
+  std::vector<std::vector<int>> groups_;
   Side side_;
 };
 
@@ -155,17 +159,18 @@ void declare(Command& command, TrainDictOptions& options) {
   command.options(options.training);
 }
 
-void train_side(const DictData& data, SparseBook& sparse, Side side, size_t part, Trained& all) {
+void train_side(const DictData& data, DictKind& kind, Side side, size_t part, Trained& all) {
   const Stopwatch watch;
   const TrainDictOptions& options = data.options;
-  const KvSource signals(data, sparse.global() ? data.groups : std::vector{sparse.parts[part].first_layer},
-                         side);
+  SparseBook& sparse = kind.book;
+  const KvSource signals(
+      data, kind, sparse.global() ? kind.groups : std::vector<std::vector<int>>{kind.groups[part]}, side);
   SparseBook::OneSide& trained = sparse.of(side, part);
   auto& [dictionary, training] = trained;
-  const int first = signals.first_layer(0), last = first + static_cast<int>(options.training.layer_group) - 1;
+  const std::vector<int>& layers = sparse.global() ? kind.layers : kind.groups[part];
+  const bool of_all = sparse.global() && data.one_kind;
   std::string name(name_of(side));  // "key", or "key 2-3": of layers 2 and 3
-  if (!sparse.global())
-    name += last == first ? fmt::format(" {}", first) : fmt::format(" {}-{}", first, last);
+  if (!of_all) name += " " + ranges_text(layers);
   const uint64_t steps_before = training.steps;
   check_memory(signals, options, sparse.parts.size(), training.steps == 0);
   const uint64_t count = signals.tokens() * signals.groups() * signals.layout().signals_per_row();
@@ -182,7 +187,7 @@ void train_side(const DictData& data, SparseBook& sparse, Side side, size_t part
   train_dictionary(signals, options.training, dictionary, training, bar.callback(), help);
   const Measures measures = measures_of(trained, signals, options.training, steps_before, watch.seconds());
   Json& json = all.sides[std::string(name_of(side))];
-  (sparse.global() ? json : json[std::to_string(first)]) = json_of(measures);
+  (of_all ? json : json[std::to_string(layers.front())]) = json_of(measures);
   all.table.row(name, measures);
   // A fixed time in files requests the same bytes from the same work.
   if (std::getenv("SOURCE_DATE_EPOCH") != nullptr) std::ranges::fill(training.seconds, 0.0);
@@ -209,10 +214,15 @@ std::string train_dict(Command& command) {
 
   TrainingFiles files = open_training_files(options.inputs, command.team());
   const KvReader& first = files.caches.front();
-  SparseBook sparse;
+  const ModelInfo& model = first.model();
+  const LayerKinds kinds = kinds_of_layers(files.caches);
+  std::vector<SparseBook> books(kinds.size());
   if (!options.resume.empty()) {
     const BookFile file = read_book(options.resume, "dictionary", true);
-    sparse = with_context(options.resume, [&] { return sparse_book_from(file.book, true); });
+    const auto stored = resumed_books(file.book, kinds, model.num_layers, options.resume);
+    for (size_t i = 0; i < kinds.size(); ++i)
+      books[i] = with_context(options.resume, [&] { return sparse_book_from(stored[i], true); });
+    SparseBook& sparse = books.front();
     resume_options(command, options.training, sparse.options, {"epochs", "steps", "seconds", "tolerance"},
                    options.resume);
     options.training = sparse.options;
@@ -220,49 +230,60 @@ std::string train_dict(Command& command) {
     options.training.check();
     files.histories.push_back(file.type.history);
   }
-  const auto layers = options.layers.choose(first.layers(), first.name());
-  const auto layer_group = static_cast<int>(options.training.layer_group);
-  if (layer_group < 1 || first.model().num_layers % layer_group != 0)
-    throw usage_error("--layer-group is {}; it must divide the model's {} layers", layer_group,
-                      first.model().num_layers);
-  const auto groups = options.layers.given() ? whole_groups(layers, layer_group, ErrorKind::usage, "--layers")
-                                             : whole_groups(layers, layer_group, ErrorKind::bad_input,
-                                                            first.name() + ": layers");
-  const auto runs =
-      choose_runs(files.caches, options.documents, static_cast<uint64_t>(options.max_tokens), 0);
-  if (runs.empty()) throw bad_input("{}: there are no tokens to train on", first.name());
-  const std::string source = source_digest(runs, groups);
   const bool resumed = !options.resume.empty();
-  if (resumed && source != sparse.source)
-    throw bad_input(
-        "{}: it was trained on other data; --resume wants the same KV files, --layers, --documents and "
-        "--max-tokens",
-        options.resume);
-  const ModelInfo& model = first.model();
-  sparse.options = options.training;
-  sparse.rope = options.rope;
-  sparse.num_layers = model.num_layers;
-  sparse.heads = model.num_kv_heads;
-  sparse.head_dim = model.head_dim;
-  sparse.source = source;
-  if (!sparse.global() && !resumed) {
-    sparse.parts.clear();
-    for (const int group : groups) sparse.parts.push_back({group});
+  const LayerWeights weights = options.read_weights(first);
+  std::vector<DictKind> of_kinds;
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    DictKind kind{.layers = kinds[i],
+                  .groups = groups_in_kind(kinds[i], options.training.layer_group, options.layers, first),
+                  .runs = choose_runs(
+                      files.caches, {kinds[i], options.documents, static_cast<uint64_t>(options.max_tokens)}),
+                  .weights = weights.of(kinds[i]),
+                  .book = std::move(books[i])};
+    if (kind.groups.empty()) continue;  // --layers has none of them
+    if (kind.runs.empty()) throw bad_input("{}: there are no tokens to train on", first.name());
+    std::vector<int> firsts;
+    for (const auto& group : kind.groups) firsts.push_back(group.front());
+    SparseBook& sparse = kind.book;
+    const std::string source = source_digest(kind.runs, firsts);
+    if (resumed && source != sparse.source)
+      throw bad_input(
+          "{}: it was trained on other data; --resume wants the same KV files, --layers, --documents and "
+          "--max-tokens",
+          options.resume);
+    const LayerShape shape = model.layer_shape(kind.layers.front());
+    sparse.options = options.training;
+    sparse.rope = options.rope;
+    sparse.num_layers = static_cast<int>(kind.layers.size());
+    sparse.heads = shape.heads, sparse.head_dim = shape.key_dim, sparse.value_dim = value_dim_of(shape);
+    sparse.source = source;
+    if (!sparse.global() && !resumed) {
+      sparse.parts.clear();
+      for (const int layer : firsts) sparse.parts.push_back({place_in_kind(kind.layers, layer)});
+    }
+    of_kinds.push_back(std::move(kind));
   }
   const TrainedRows rows(files.caches, options.rope);
-  const LayerWeights weights = options.read_weights(first);
 
-  const DictData data{options, rows, runs, groups, weights, first.model(), command.team()};
+  const DictData data{options, rows, model, command.team(), kinds.size() == 1};
   const auto train = [&] {
     Trained trained;
-    for (const Side side : kSides)
-      for (size_t part = 0; part < sparse.parts.size(); ++part) train_side(data, sparse, side, part, trained);
+    for (DictKind& kind : of_kinds)
+      for (const Side side : kind.book.sides())
+        for (size_t part = 0; part < kind.book.parts.size(); ++part)
+          train_side(data, kind, side, part, trained);
     return trained;
   };
   const auto write = [&](OutputFile& output, Trained& trained) {
-    const Book book = to_book(std::move(sparse));
+    LayerKinds trained_kinds;
+    std::vector<Book> of_each;
+    for (DictKind& kind : of_kinds) {
+      trained_kinds.push_back(kind.layers);
+      of_each.push_back(to_book(std::move(kind.book)));
+    }
+    const Book book = join_kinds(trained_kinds, std::move(of_each), model.num_layers);
     trained.book_bytes = book.size_bytes(), trained.digest = book.digest();
-    write_book(output, book, first.model(), command.provenance(merged_history(files.histories)));
+    write_book(output, book, model, command.provenance(merged_history(files.histories)));
   };
   return train_to_file(command.team(), options.output, train, write, [&](const Trained& trained) {
     Json json = {

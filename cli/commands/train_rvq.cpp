@@ -1,6 +1,7 @@
 // kvcodec train-rvq KV ... [options] -o CODEBOOKS
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "cli/codecs/coding.hpp"
@@ -55,21 +56,29 @@ struct TrainRvqOptions final : TrainingOptions {
   }
 };
 
+/// Layers of one kind, and their codebooks.
+struct RvqKind {
+  std::vector<int> layers;  ///< of the kind
+  std::vector<int> chosen;  ///< of those, to train on
+  std::vector<Run> runs;
+  RvqBook book = {};
+};
+
 /// The vectors of one side: all heads of all chosen layers of the tokens. Each rank reads its share of the tokens.
-Matrix<float> load_vectors(const TrainedRows& rows, const std::vector<Run>& runs,
-                           const std::vector<int>& layers, const LayerWeights& weights, Side side,
-                           const Team& team) {
-  const ModelInfo& model = runs.front().kv->model();
-  const auto heads = as_size(model.num_kv_heads), d = as_size(model.head_dim);
-  const RunTokens tokens(rows, runs);
+Matrix<float> load_vectors(const TrainedRows& rows, const RvqKind& kind, Side side, const Team& team) {
+  const ModelInfo& model = kind.runs.front().kv->model();
+  const std::vector<int>& layers = kind.chosen;
+  const LayerWeights& weights = kind.book.weights;
+  const auto heads = as_size(model.layer_shape(layers.front()).heads), d = kind.book.dims(side);
+  const RunTokens tokens(rows, kind.runs);
   const size_t count = tokens.count();
   Matrix<float> vectors(count * layers.size() * heads, d);
   const TeamShare own = team.share(count);
   for (size_t i = 0; i < layers.size(); ++i) {
     const MatrixView<float> of_layer(vectors.data() + i * count * heads * d, count, heads * d);
     const MatrixView<float> out = of_layer.rows(own.begin, own.count());
-    tokens.read(group_shape(model, layers[i], 1, side), own.begin, out);
-    const float scale = 1 / weights.error_scale(layers[i], side);
+    tokens.read(group_shape(model, {layers[i]}, side), own.begin, out);
+    const float scale = 1 / weights.error_scale(place_in_kind(kind.layers, layers[i]), side);
     if (!weights.alike())
       for (size_t t = 0; t < out.rows(); ++t)
         for (float& value : out.row(t)) value *= scale;
@@ -98,6 +107,7 @@ void probe(const Matrix<float>& keys, int64_t seed, RvqBook& rvq, bool quiet, co
 }
 
 struct PartResult {
+  const RvqKind* kind;
   RvqPart part;
   size_t vectors = 0;
   double seconds = 0;
@@ -108,18 +118,20 @@ double left_of(const RvqTrainState& state, size_t epoch) {
   return epoch < state.loss.size() ? state.loss[epoch].back() : std::numeric_limits<double>::quiet_NaN();
 }
 
-std::string stages_text(const RvqBook& rvq) {
+std::string stages_text(const std::vector<RvqKind>& kinds) {
   MeasureTable table("codebook");
-  for (const RvqPart part : kRvqParts) {
-    const RvqTrainState& state = rvq.of(part).state;
-    for (size_t s = 0; s < rvq.stages(part); ++s)
-      table.row(fmt::format("{} {}", name_of(part), s),
-                {rounded(nullptr, {"error left", "first epoch"}, state.loss.front()[s], 3),
-                 rounded(nullptr, {"error left", "last epoch"}, state.loss.back()[s], 3),
-                 number_of(nullptr, {"entries"}, rvq.entries(part)),
-                 rounded(nullptr, {"perplexity"}, state.perplexity(s), 3),
-                 number_of(nullptr, {"dead"}, state.dead_entries(s))});
-  }
+  for (const RvqKind& kind : kinds)
+    for (const RvqPart part : kRvqParts) {
+      const RvqBook& rvq = kind.book;
+      const RvqTrainState& state = rvq.of(part).state;
+      for (size_t s = 0; s < rvq.stages(part); ++s)
+        table.row(fmt::format("{} {}", name_of(part), s),
+                  {rounded(nullptr, {"error left", "first epoch"}, state.loss.front()[s], 3),
+                   rounded(nullptr, {"error left", "last epoch"}, state.loss.back()[s], 3),
+                   number_of(nullptr, {"entries"}, rvq.entries(part)),
+                   rounded(nullptr, {"perplexity"}, state.perplexity(s), 3),
+                   number_of(nullptr, {"dead"}, state.dead_entries(s))});
+    }
   return "\n" + table.text();
 }
 
@@ -130,7 +142,7 @@ double bits_per_value(const RvqBook& rvq, std::span<const RvqPart> parts) {
     if (rvq.stages(part) > 0)
       bits += static_cast<double>(rvq.stages(part)) *
               std::ceil(std::log2(static_cast<double>(std::max<size_t>(rvq.entries(part), 2))));
-  return bits / static_cast<double>(rvq.head_dim);
+  return bits / static_cast<double>(rvq.dims(parts.front() == RvqPart::value ? Side::value : Side::key));
 }
 
 Measures measures_of(const RvqBook& rvq, const PartResult& result) {
@@ -162,13 +174,15 @@ Measures measures_of(const RvqBook& rvq, const PartResult& result) {
           time_measure(result.seconds)};
 }
 
-std::string summary(const Command& command, const RvqBook& rvq, const std::vector<PartResult>& results,
-                    const TrainRvqOptions& options, const Book& book) {
+std::string summary(const Command& command, const std::vector<RvqKind>& kinds,
+                    const std::vector<PartResult>& results, const TrainRvqOptions& options,
+                    const Book& book) {
+  const RvqBook& rvq = kinds.front().book;
   const std::vector<int> high(rvq.split.high.begin(), rvq.split.high.end());
   const double key_bits = bits_per_value(rvq, std::array{RvqPart::key_low, RvqPart::key_high});
   const double value_bits = bits_per_value(rvq, std::array{RvqPart::value});
   const double saved =
-      saved_by_ids(2 * static_cast<uint64_t>(rvq.head_dim),
+      saved_by_ids(rvq.dims(Side::key) + rvq.dims(Side::value),
                    rvq.stages(RvqPart::value) + rvq.stages(RvqPart::key_low) + rvq.stages(RvqPart::key_high));
   Json json = made_by(command);
   json.update({{"output", options.output.path},
@@ -180,14 +194,15 @@ std::string summary(const Command& command, const RvqBook& rvq, const std::vecto
                {"high_dimensions", high}});
   MeasureTable table("codebooks");
   for (const PartResult& result : results) {
-    const Measures measures = measures_of(rvq, result);
-    const std::string part(name_of(result.part));
+    const Measures measures = measures_of(result.kind->book, result);
+    std::string part(name_of(result.part));  // of several kinds with their layers: "value 0-4"
+    if (kinds.size() > 1) part += " " + ranges_text(result.kind->layers);
     json[part] = json_of(measures);
     table.row(part, measures);
   }
   json.update({{"dimension_error", rvq.dimension_error}, {"dimension_energy", rvq.dimension_energy}});
   if (options.common.json) return text_of(json);
-  return table.text() + (options.stages ? stages_text(rvq) : "") +
+  return table.text() + (options.stages ? stages_text(kinds) : "") +
          fmt::format(
              "high dimensions of keys: {}\n"
              "bits per value: {:.3f} of keys, {:.3f} of values; codebooks against dimensions, as the paper "
@@ -196,19 +211,19 @@ std::string summary(const Command& command, const RvqBook& rvq, const std::vecto
              options.output.path, size_text(book.size_bytes()), book.digest());
 }
 
-std::vector<Run> choose_vectors(const std::vector<KvReader>& files, size_t layers,
+std::vector<Run> choose_vectors(const std::vector<KvReader>& files, const RvqKind& kind,
                                 const TrainRvqOptions& options) {
-  const ModelInfo& model = files.front().model();
-  const auto per_token = static_cast<uint64_t>(model.num_kv_heads) * layers;
+  const LayerShape shape = files.front().model().layer_shape(kind.layers.front());
+  const auto per_token = static_cast<uint64_t>(shape.heads) * kind.chosen.size();
   const auto tokens = (static_cast<uint64_t>(options.vectors) + per_token - 1) / per_token;
-  auto runs = choose_runs(files, options.documents, tokens, kSinks);
+  auto runs = choose_runs(files, {kind.layers, options.documents, tokens, kSinks});
   if (runs.empty())
     throw bad_input("{}: there are no tokens to train on, beside the first {} of each document",
                     files.front().name(), kSinks);
   uint64_t chosen = 0;
   for (const Run& run : runs) chosen += run.count;
   // Vectors, their residuals, and ids and sums during training.
-  const uint64_t needed = 4 * chosen * per_token * static_cast<uint64_t>(model.head_dim) * sizeof(float);
+  const uint64_t needed = 4 * chosen * per_token * static_cast<uint64_t>(shape.key_dim) * sizeof(float);
   if (needed > options.common.memory_bytes())
     throw usage_error("{} vectors take {} while training; take fewer with --vectors, or give more --memory",
                       grouped(chosen * per_token), size_text(needed));
@@ -238,15 +253,15 @@ void begin(RvqBook& rvq, const Matrix<float>& keys, const TrainRvqOptions& optio
         grouped(keys.rows()), grouped(largest));
 }
 
-std::vector<PartResult> train_parts(RvqBook& rvq, const TrainedRows& rows, const std::vector<Run>& runs,
-                                    const std::vector<int>& layers, const TrainRvqOptions& options,
-                                    const Team& team) {
+void train_parts(RvqKind& kind, const TrainedRows& rows, const TrainRvqOptions& options, const Team& team,
+                 std::vector<PartResult>& results) {
+  RvqBook& rvq = kind.book;
   Engine* const engine = options.common.engine();
   const auto device = engine && team.size() == 1 ? engine->make<RvqTrainEngine>() : nullptr;
   const RvqTrainHelp help{device.get(), team};
-  std::vector<PartResult> results;
-  for (const Side side : {Side::key, Side::value}) {
-    const Matrix<float> vectors = load_vectors(rows, runs, layers, rvq.weights, side, team);
+  for (const Side side : kSides) {
+    if (rvq.dims(side) == 0) continue;
+    const Matrix<float> vectors = load_vectors(rows, kind, side, team);
     if (side == Side::key && options.resume.empty()) begin(rvq, vectors, options, help);
     for (const RvqPart part : kRvqParts) {
       if ((part == RvqPart::value) != (side == Side::value) || rvq.stages(part) == 0) continue;
@@ -259,10 +274,9 @@ std::vector<PartResult> train_parts(RvqBook& rvq, const TrainedRows& rows, const
       const MatrixView<const float> trained = side == Side::key ? columns.view() : vectors.view();
       ProgressBar bar(fmt::format("train-rvq {}", name_of(part)), "codebooks", options.common.quiet);
       train_codebooks(trained, rvq.training, books, state, bar.callback(), help);
-      results.push_back({part, trained.rows(), watch.seconds()});
+      results.push_back({&kind, part, trained.rows(), watch.seconds()});
     }
   }
-  return results;
 }
 
 std::string train_rvq(Command& command) {
@@ -290,48 +304,74 @@ std::string train_rvq(Command& command) {
 
   TrainingFiles files = open_training_files(options.inputs, command.team());
   const KvReader& first = files.caches.front();
-  RvqBook rvq;
+  const ModelInfo& model = first.model();
+  const LayerKinds all_kinds = kinds_of_layers(files.caches);
+  const auto layers = options.layers.choose(first.layers(), first.name());
+  const LayerWeights weights = options.read_weights(first);
+  std::vector<Book> stored;
   if (!options.resume.empty()) {
     const BookFile file = read_book(options.resume, "codebooks", true);
-    rvq = with_context(options.resume, [&] { return rvq_book_from(file.book, true); });
-    resume_options(command, options.training, rvq.training, {"epochs", "refits"}, options.resume);
-    resume_options(command, options.book, rvq.options, {}, options.resume);
-    rvq.rope = resume_rope(command, options.rope, rvq.rope, options.resume);
-    rvq.training.check();
+    stored = resumed_books(file.book, all_kinds, model.num_layers, options.resume);
     files.histories.push_back(file.type.history);
-    with_context(options.resume, [&] { rvq.weights.check_layers(first.model().num_layers); });
     options.check_resumed_weights();
-  } else {
-    rvq.options = options.book;
-    rvq.training = options.training;
-    rvq.rope = options.rope;
-    rvq.weights = options.read_weights(first);
-    if (rvq.rope == RopeChoice::undo && rvq.options.split == SplitBy::rope)  // no pair is turned faster
-      throw usage_error(
-          "--split is rope, which sorts dimensions by how fast they are turned, but --rope undo turns keys "
-          "back: take measured or none");
-    rvq.head_dim = first.model().head_dim;
+  } else if (options.rope == RopeChoice::undo && options.book.split == SplitBy::rope) {
+    throw usage_error(  // no pair is turned faster
+        "--split is rope, which sorts dimensions by how fast they are turned, but --rope undo turns keys "
+        "back: take measured or none");
   }
-  const auto layers = options.layers.choose(first.layers(), first.name());
-  const auto runs = choose_vectors(files.caches, layers.size(), options);
-  const std::string source = source_digest(runs, layers);
-  if (!options.resume.empty() && source != rvq.source)
-    throw bad_input(
-        "{}: they were trained on other data; --resume wants the same KV files, --layers, --documents and "
-        "--vectors",
-        options.resume);
-  rvq.source = source;
-  const TrainedRows rows(files.caches, rvq.rope);
+  std::vector<RvqKind> kinds;
+  for (size_t i = 0; i < all_kinds.size(); ++i) {
+    RvqKind kind{.layers = all_kinds[i], .chosen = {}, .runs = {}};
+    std::ranges::set_intersection(layers, kind.layers, std::back_inserter(kind.chosen));
+    if (kind.chosen.empty()) continue;
+    RvqBook& rvq = kind.book;
+    if (!options.resume.empty()) {
+      rvq = with_context(options.resume, [&] { return rvq_book_from(stored[i], true); });
+      resume_options(command, options.training, rvq.training, {"epochs", "refits"}, options.resume);
+      resume_options(command, options.book, rvq.options, {}, options.resume);
+      rvq.rope = resume_rope(command, options.rope, rvq.rope, options.resume);
+      rvq.training.check();
+      with_context(options.resume, [&] { rvq.weights.check_layers(static_cast<int>(kind.layers.size())); });
+    } else {
+      const LayerShape shape = model.layer_shape(kind.layers.front());
+      rvq.options = options.book;
+      rvq.training = options.training;
+      rvq.rope = options.rope;
+      rvq.weights = weights.of(kind.layers);
+      rvq.head_dim = shape.key_dim, rvq.value_dim = value_dim_of(shape);
+    }
+    kind.runs = choose_vectors(files.caches, kind, options);
+    const std::string source = source_digest(kind.runs, kind.chosen);
+    if (!options.resume.empty() && source != rvq.source)
+      throw bad_input(
+          "{}: they were trained on other data; --resume wants the same KV files, --layers, --documents and "
+          "--vectors",
+          options.resume);
+    rvq.source = source;
+    kinds.push_back(std::move(kind));
+  }
+  const TrainedRows rows(files.caches, kinds.front().book.rope);
 
   Book book;
-  const auto train = [&] { return train_parts(rvq, rows, runs, layers, options, command.team()); };
-  const auto write = [&](OutputFile& output, const std::vector<PartResult>&) {
-    book = to_book(rvq);
-    write_book(output, book, first.model(), command.provenance(merged_history(files.histories)));
+  const auto train = [&] {
+    std::vector<PartResult> results;
+    for (RvqKind& kind : kinds) train_parts(kind, rows, options, command.team(), results);
+    return results;
   };
-  return train_to_file(
-      command.team(), options.output, train, write,
-      [&](const std::vector<PartResult>& results) { return summary(command, rvq, results, options, book); });
+  const auto write = [&](OutputFile& output, const std::vector<PartResult>&) {
+    LayerKinds trained;
+    std::vector<Book> books;
+    for (const RvqKind& kind : kinds) {
+      trained.push_back(kind.layers);
+      books.push_back(to_book(kind.book));
+    }
+    book = join_kinds(trained, std::move(books), model.num_layers);
+    write_book(output, book, model, command.provenance(merged_history(files.histories)));
+  };
+  return train_to_file(command.team(), options.output, train, write,
+                       [&](const std::vector<PartResult>& results) {
+                         return summary(command, kinds, results, options, book);
+                       });
 }
 
 }  // namespace

@@ -68,22 +68,38 @@ struct TrainTransformOptions final : CommandOptions {
   }
 };
 
-/// The vectors of all parts of a book: one for each side that it codes, or for both together, and each group of layers.
+/// Layers of one kind that are coded in groups of `group` layers.
+struct TransformKind {
+  std::vector<int> layers;
+  int group = 1;
+};
+
+/// The vectors of all parts: one for each side that the book codes, or for both together, and each group of layers, kind after kind.
 class PartVectors final : public VectorSource {
  public:
   /// runs: of tokens; firsts: of documents' first tokens, one each.
-  PartVectors(const TrainedRows& rows, const std::vector<Run>& runs, const std::vector<Run>& firsts,
-              const ModelInfo& model, const TransformBookOptions& options)
-      : tokens_(rows, runs), firsts_(rows, firsts) {
-    const auto layers = static_cast<int>(options.layer_group);
-    for (const Side side : options.part_sides())
-      for (int first = 0; first < model.num_layers; first += layers)
-        shapes_.push_back(group_shape(model, first, layers, side));
+  PartVectors(const TrainedRows& rows, const std::vector<Run>& runs, const std::vector<Run>& firsts)
+      : tokens_(rows, runs), firsts_(rows, firsts) {}
+
+  /// Adds the parts of a kind, in the order of its book.
+  void add(const TransformKind& kind, const ModelInfo& model, std::span<const Side> sides) {
+    for (const Side side : sides)
+      for (auto first = kind.layers.begin(); first != kind.layers.end(); first += kind.group) {
+        const GroupShape shape{{first, first + kind.group}, model.layer_shape(*first), side};
+        if (shape.width() > 0) shapes_.push_back(shape);
+      }
   }
 
   const std::vector<GroupShape>& shapes() const { return shapes_; }
+  std::vector<size_t> widths() const {
+    std::vector<size_t> all;
+    all.reserve(shapes_.size());
+    for (const GroupShape& shape : shapes_) all.push_back(shape.width());
+    return all;
+  }
   size_t parts() const override { return shapes_.size(); }
-  size_t width() const override { return shapes_.front().width(); }
+  size_t width(size_t part) const override { return shapes_[part].width(); }
+  size_t head_dim(size_t part) const override { return shapes_[part].layer.values_of_class(); }
   uint64_t tokens() const override { return tokens_.count(); }
   void read(size_t part, uint64_t first, MatrixView<float> out) const override {
     tokens_.read(shapes_[part], first, out);
@@ -142,14 +158,14 @@ std::vector<ErrorMetric> metrics_of_parts(const TrainTransformOptions& options, 
   for (const GroupShape& shape : shapes) {
     std::vector<float> of_columns;  // a weight for each layer and side
     Matrix<double> blocks(per_head ? shape.width() : 0,
-                          as_size(shape.head_dim));  // or a matrix for each head
+                          shape.dims());  // or a matrix for each head
     size_t row = 0;
     for (const Side side : sides_in(shape.side))
-      for (int layer = shape.first_layer; layer < shape.first_layer + shape.layers; ++layer) {
-        const double cost = given ? given->cost(side, layer) : 1;
-        of_columns.insert(of_columns.end(), shape.side_width() / as_size(shape.layers),
-                          static_cast<float>(cost));
-        for (int head = 0; head < shape.heads && per_head; ++head) {
+      for (const int layer : shape.layers) {
+        const size_t width = shape.layer.width(side);
+        const double cost = given && width > 0 ? given->cost(side, layer) : 1;
+        of_columns.insert(of_columns.end(), width, static_cast<float>(cost));
+        for (int head = 0; head < shape.heads() && per_head; ++head) {
           const Matrix<float>& block = given->file.info.fisher->of(side, layer, head);
           for (size_t i = 0; i < block.rows(); ++i, ++row)
             std::ranges::copy(block.row(i), blocks.row(row).begin());
@@ -161,28 +177,28 @@ std::vector<ErrorMetric> metrics_of_parts(const TrainTransformOptions& options, 
   return metrics;
 }
 
-/// The part whose vectors contain a layer's keys or values, and their first column.
+/// The part whose vectors contain a layer's keys or values, and their columns.
 struct PartColumn {
-  size_t part = 0, column = 0;
+  size_t part = 0, column = 0, width = 0;
 };
 PartColumn part_column(const std::vector<GroupShape>& shapes, Side side, int layer) {
   for (size_t part = 0; part < shapes.size(); ++part) {
     const GroupShape& shape = shapes[part];
-    const int of_group = layer - shape.first_layer;
-    if ((shape.side == Side::both || shape.side == side) && of_group >= 0 && of_group < shape.layers)
-      return {part, shape.column_of(side) + as_size(of_group) * shape.side_width() / as_size(shape.layers)};
+    if (const size_t place = shape.place_of(layer);
+        (shape.side == Side::both || shape.side == side) && place < shape.layers.size())
+      return {part, shape.column_of(side, place), shape.layer.width(side)};
   }
   throw failed("no part has the {}s of layer {}", side, layer);
 }
 
 void check_memory(const PartVectors& vectors, const TrainTransformOptions& options) {
-  const uint64_t bytes = learn_transform_bytes(vectors.width(), vectors.features(), vectors.parts(),
-                                               vectors.tokens()),
+  const std::vector<size_t> widths = vectors.widths();
+  const uint64_t bytes = learn_transform_bytes(widths, vectors.features(), vectors.tokens()),
                  memory = options.common.memory_bytes();
   if (bytes > memory)
     throw usage_error(
         "vectors of {} values take {} to learn, more than --memory ({}): take a smaller --layer-group",
-        vectors.width(), size_text(bytes), size_text(memory));
+        std::ranges::max(widths), size_text(bytes), size_text(memory));
 }
 
 /// Features of all tokens of the vocabulary; reads the model.
@@ -219,13 +235,13 @@ Matrix<float> learn_features(const TrainTransformOptions& options, const Run& ru
 /// Reduction in dB of the variance of each layer's keys, and of its values, by prediction; 0 if there is none.
 using Explained = std::array<std::vector<double>, 2>;
 
-Explained explained_by_layer(const std::vector<GroupShape>& shapes, const ModelInfo& model,
+Explained explained_by_layer(const std::vector<GroupShape>& shapes, const std::vector<int>& layers,
                              const LearnedTransform& learned) {
   Explained all;
   for (const Side side : kSides)
-    for (int layer = 0; layer < model.num_layers; ++layer) {
+    for (const int layer : layers) {
       const PartColumn place = part_column(shapes, side, layer);
-      const size_t width = shapes[place.part].side_width() / as_size(shapes[place.part].layers);
+      const size_t width = place.width;
       double before = 0, after = 0;
       for (size_t c = place.column; c < place.column + width; ++c)
         before += learned.energies[place.part][c], after += std::max(learned.left[place.part][c], 0.0);
@@ -239,36 +255,49 @@ struct TransformData {
   const TrainedRows& rows;
   const std::vector<Run>&runs, &firsts;
   const ModelInfo& model;
+  LayerKinds kinds;
+  std::vector<int> layers;  ///< of all kinds
   bool before_rope = false;
   const Team& team;
 };
 
 struct Learned {
-  TransformBook book;
-  Explained explained;  ///< empty where nothing is predicted
+  std::vector<TransformBook> books;  ///< of each kind
+  std::vector<int> layers;           ///< of all kinds
+  Explained explained;               ///< by these; empty where nothing is predicted
 };
+
+/// The kinds of layers with their groups, of one size if --layer-group says so.
+std::vector<TransformKind> kinds_with_groups(const TransformBookOptions& options, const TransformData& data) {
+  std::vector<TransformKind> kinds;
+  for (const std::vector<int>& layers : data.kinds) {
+    const GroupShape one{
+        {layers.front()}, data.model.layer_shape(layers.front()), options.part_sides().front()};
+    const int64_t group = options.layers_of_group(static_cast<int>(layers.size()), one.width());
+    if (std::ssize(layers) % group != 0)
+      throw usage_error("--layer-group is {}; it must divide {}{} layers", group,
+                        layers.size() == as_size(data.model.num_layers) ? "the model's " : "", layers.size());
+    kinds.push_back({layers, static_cast<int>(group)});
+  }
+  return kinds;
+}
 
 Learned learn(const TrainTransformOptions& options, const TransformData& data) {
   const ModelInfo& model = data.model;
-  Learned result;
-  TransformBook& book = result.book;
-  book.options = options.book;
-  book.options.layer_group = book.options.layers_of_group(
-      model.num_layers, group_shape(model, 0, 1, book.options.part_sides().front()).width());
-  if (model.num_layers % book.options.layer_group != 0)
-    throw usage_error("--layer-group is {}; it must divide the model's {} layers", book.options.layer_group,
-                      model.num_layers);
-  PartVectors vectors(data.rows, data.runs, data.firsts, model, book.options);
+  const std::vector<TransformKind> kinds = kinds_with_groups(options.book, data);
+  PartVectors vectors(data.rows, data.runs, data.firsts);
+  for (const TransformKind& kind : kinds) vectors.add(kind, model, options.book.part_sides());
   check_memory(vectors, options);
   const std::vector<ErrorMetric> metrics =
       metrics_of_parts(options, *data.runs.front().kv, vectors.shapes(), data.before_rope);
-  if (book.options.predict_tokens > 0) {
+  std::optional<TokenFeatures> known;
+  if (options.book.predict_tokens > 0) {
     Matrix<float> features;  // by one rank: one model in memory is enough
     if (data.team.rank() == 0)
       features = learn_features(options, data.runs.front(), vectors.shapes(), metrics, data.before_rope);
     data.team.broadcast(0, features);
-    book.features.emplace(round_to_byte_rows(features), as_size(options.book.predict_tokens));
-    vectors.predict_from(*book.features);
+    known.emplace(round_to_byte_rows(features), as_size(options.book.predict_tokens));
+    vectors.predict_from(*known);
     check_memory(vectors, options);
   }
   ProgressBar bar("train-transform", "steps", options.common.quiet);
@@ -276,24 +305,38 @@ Learned learn(const TrainTransformOptions& options, const TransformData& data) {
                                    .least_bits = options.book.least_bits,
                                    .levels = {options.book.rate_distortion, options.book.unbias},
                                    .rank = as_size(options.predict_rank),
-                                   .head_dim = as_size(model.head_dim),
                                    .first_finer = options.book.first_finer};
   LearnedTransform learned = learn_transform(vectors, metrics, training, bar.callback(), data.team);
-  if (book.features) result.explained = explained_by_layer(vectors.shapes(), model, learned);
-  book.num_layers = model.num_layers, book.heads = model.num_kv_heads, book.head_dim = model.head_dim;
-  book.classes = std::move(learned.levels.classes);
-  book.measures = std::move(learned.levels.measures);
-  for (size_t i = 0; i < vectors.parts(); ++i)
-    book.parts.push_back({vectors.shapes()[i].side, vectors.shapes()[i].first_layer,
-                          std::move(learned.bases[i]), std::move(learned.levels.rungs[i]),
-                          learned.firsts.empty() ? FirstTokens{} : std::move(learned.firsts[i])});
+  Learned result{.books = {}, .layers = data.layers, .explained = {}};
+  if (known) result.explained = explained_by_layer(vectors.shapes(), data.layers, learned);
+  size_t part = 0;
+  for (const TransformKind& kind : kinds) {
+    TransformBook& book = result.books.emplace_back();
+    const LayerShape shape = model.layer_shape(kind.layers.front());
+    book.options = options.book;
+    book.options.layer_group = kind.group;
+    book.features = known;
+    book.num_layers = static_cast<int>(kind.layers.size()), book.heads = shape.heads;
+    book.head_dim = shape.key_dim, book.value_dim = value_dim_of(shape);
+    book.classes = learned.levels.classes;
+    book.measures = learned.levels.measures;
+    for (;
+         part < vectors.parts() && std::ranges::count(kind.layers, vectors.shapes()[part].first_layer()) > 0;
+         ++part)
+      book.parts.push_back({vectors.shapes()[part].side,
+                            place_in_kind(kind.layers, vectors.shapes()[part].first_layer()),
+                            std::move(learned.bases[part]), std::move(learned.levels.rungs[part]),
+                            learned.firsts.empty() ? FirstTokens{} : std::move(learned.firsts[part])});
+  }
   return result;
 }
 
 /// A step of the quantizer; components: those with this step, in all parts.
-Measures measures_of(const TransformBook& book, size_t rung) {
+Measures measures_of(const std::vector<TransformBook>& books, size_t rung) {
+  const TransformBook& book = books.front();
   size_t components = 0;
-  for (const TransformBook::Part& part : book.parts) components += part.rungs[rung].live().size();
+  for (const TransformBook& one : books)
+    for (const TransformBook::Part& part : one.parts) components += part.rungs[rung].live().size();
   return {rounded("step", {"step"}, static_cast<double>(book.parts.front().rungs[rung].step), 3),
           decimal("bits_per_value", {"bits/value"}, book.measures[rung].bits, 3),
           rounded("weighted_error", {"weighted", "error"}, book.measures[rung].error, 3),
@@ -305,23 +348,24 @@ std::string summary(const Learned& learned, const Book& book, const TrainTransfo
   Json json = {{"output", options.output.path},
                {"digest", book.digest()},
                {"book_bytes", book.size_bytes()},
-               {"layer_group", learned.book.options.layer_group},
+               {"layer_group", learned.books.front().options.layer_group},
                {"rungs", Json::array()}};
   MeasureTable table("rung"), predicted("layer");
-  for (size_t i = 0; i < learned.book.steps(); ++i) {
-    const Measures measures = measures_of(learned.book, i);
+  for (size_t i = 0; i < learned.books.front().steps(); ++i) {
+    const Measures measures = measures_of(learned.books, i);
     json["rungs"].push_back(json_of(measures));
     table.row(std::to_string(i), measures);
   }
   for (const Side side : kSides)
     for (size_t layer = 0; layer < keys.size(); ++layer)
       json["predicted"].push_back({{"side", name_of(side)},
-                                   {"layer", layer},
+                                   {"layer", learned.layers[layer]},
                                    {"explained_db", learned.explained[static_cast<size_t>(side)][layer]}});
   if (options.common.json) return text_of(json);
   for (size_t layer = 0; layer < keys.size(); ++layer)
-    predicted.row(std::to_string(layer), {decimal(nullptr, {"keys", "dB"}, keys[layer], 1),
-                                          decimal(nullptr, {"values", "dB"}, values[layer], 1)});
+    predicted.row(std::to_string(learned.layers[layer]),
+                  {decimal(nullptr, {"keys", "dB"}, keys[layer], 1),
+                   decimal(nullptr, {"values", "dB"}, values[layer], 1)});
   return (keys.empty() ? "" : "Predicted from token ids, of the variance:\n" + predicted.text() + "\n") +
          table.text() +
          fmt::format("{}: {}, digest {}\n", options.output.path, size_text(book.size_bytes()), book.digest());
@@ -368,13 +412,17 @@ std::string train_transform(Command& command) {
   TrainingFiles files = open_training_files(options.inputs, command.team());
   const KvReader& first = files.caches.front();
   const ModelInfo& model = first.model();
-  if (first.layers().size() != as_size(model.num_layers))
+  const LayerKinds kinds = kinds_of_layers(files.caches);
+  size_t layers = 0;
+  for (const auto& kind : kinds) layers += kind.size();
+  if (first.layers().size() != layers)
     throw bad_input("{}: it has layers {} of {}; a transform is learned from all", first.name(),
                     ranges_text(first.layers()), model.num_layers);
-  const auto runs =
-      choose_runs(files.caches, options.documents, static_cast<uint64_t>(options.max_tokens), kTransformSink);
+  const TokenChoice choice{first.layers(), options.documents, static_cast<uint64_t>(options.max_tokens),
+                           kTransformSink};
+  const auto runs = choose_runs(files.caches, choice);
   if (runs.empty()) throw bad_input("{}: there are no tokens to train on", first.name());
-  const auto firsts = choose_first_tokens(files.caches, options.documents);
+  const auto firsts = choose_first_tokens(files.caches, choice);
   // Turned keys spread over many more directions, so the default is to undo it.
   const KeyRope key_rope = key_rope_of(model);
   const RopeChoice rope = options.rope.value_or(key_rope.turns() ? RopeChoice::undo : RopeChoice::keep);
@@ -385,13 +433,18 @@ std::string train_transform(Command& command) {
   Book book;
   const auto train = [&] {
     const RopeChoice state = key_rope.before() ? RopeChoice::undo : rope;
-    Learned learned = learn(options, {rows, runs, firsts, model, state == RopeChoice::undo, command.team()});
-    learned.book.rope = state;
+    Learned learned = learn(options, {rows, runs, firsts, model, kinds, first.layers(),
+                                      state == RopeChoice::undo, command.team()});
+    for (TransformBook& book_of_kind : learned.books) book_of_kind.rope = state;
     return learned;
   };
   const auto write = [&](OutputFile& output, Learned& learned) {
-    learned.book.source = source_digest(runs, first.layers());
-    book = to_book(learned.book);
+    std::vector<Book> books;
+    for (TransformBook& one : learned.books) {
+      one.source = source_digest(runs, first.layers());
+      books.push_back(to_book(one));
+    }
+    book = join_kinds(kinds, std::move(books), model.num_layers);
     options.common.record_device(command);
     write_book(output, book, model, command.provenance(merged_history(files.histories)));
   };

@@ -56,12 +56,11 @@ void note_attention(const KvReader& kv, const std::vector<size_t>& documents, co
   double sum = 0, farthest = 0;
   size_t layers = 0;
   const std::vector<int>& groups = codes.info().groups;
-  const size_t judged_groups = std::max<size_t>(1, kLayers / as_size(codec.layer_group())),
+  const size_t judged_groups = std::max<size_t>(1, kLayers / as_size(codes.info().layer_group)),
                step = (groups.size() + judged_groups - 1) / judged_groups;
   for (size_t at = 0; at < groups.size(); at += step) {
     const int group = groups[at];
-    const GroupShape shape =
-        group_shape(codes.info().model, group, codec.layer_group(), codes.info().sides(group).front());
+    const GroupShape shape = codes.info().shape(group, codes.info().sides(group).front());
     const StoredDocument document(codes, codec, shape, place);
     const uint64_t held = own_documents.held(group, *judged),
                    begin = own_documents.offsets[*judged + 1] - held;
@@ -77,12 +76,11 @@ void note_attention(const KvReader& kv, const std::vector<size_t>& documents, co
       document->decode(stretch.first, decoded.view().rows(row, stretch.count));
       row += stretch.count;
     }
-    const Matrix<float> values(tokens.size(), as_size(shape.heads));  // weights do not depend on them
-    const size_t width = shape.side_width() / as_size(shape.layers);
-    for (size_t l = 0; l < as_size(shape.layers); ++l) {
-      const auto keys = own.view().columns(l * width, width),
-                 other = decoded.view().columns(l * width, width);
-      const int layer = group + static_cast<int>(l);
+    const Matrix<float> values(tokens.size(), as_size(shape.heads()));  // weights do not depend on them
+    for (size_t l = 0; l < shape.layers.size(); ++l) {
+      const auto keys = shape.columns(own.view(), Side::key, l),
+                 other = shape.columns(decoded.view(), Side::key, l);
+      const int layer = shape.layers[l];
       const double divergence =
           queries.errors(kv, layer, tokens, {keys, values.view(), other, values.view()}).mean_divergence();
       if (divergence > kFar) far.push_back(layer);

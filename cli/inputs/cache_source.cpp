@@ -57,16 +57,15 @@ class CodesSource final : public SourceOf<CodesReader> {
 
   void read(Side side, int layer, size_t document, uint64_t first, MatrixView<float> out) const override {
     const CodesInfo& info = reader_.info();
-    const int group = layer - layer % info.layer_group;
+    const int group = info.group_of(layer);
     const Side stored = info.joint ? Side::both : side;
-    const GroupShape shape = group_shape(info.model, group, info.layer_group, stored);
+    const GroupShape shape = info.shape(group, stored);
     const MatrixView<float> rows = decoded(
         {group, stored, document, first - documents().left_out_of(layer, document), out.rows()}, shape);
-    const size_t width = shape.side_width() / as_size(shape.layers),
-                 column = shape.column_of(side) + as_size(layer - group) * width;
+    const auto own = shape.columns(rows, side, shape.place_of(layer));
     // A decoded value is rounded as a kv file of the cache's type would round it.
     for (size_t i = 0; i < out.rows(); ++i)
-      std::ranges::transform(rows.row(i).subspan(column, width), out.row(i).begin(),
+      std::ranges::transform(own.row(i), out.row(i).begin(),
                              [&](float value) { return round_to(dtype(), value); });
   }
 

@@ -133,8 +133,8 @@ MatrixView<const float> JoinedCache::rows_of(const Part& part, Side side, int la
   const uint64_t place = at_ + part.place + first - part.skipped;
   // Keys that stay where they are keep every bit.
   if (turns_back_ && old.front() == place && old.back() == place + count - 1) return rows;
-  if (turns_back_) rope_->turn(TurnWay::back, layer, 1, old, rows);
-  rope_->turn(TurnWay::forward, layer, 1, place, rows);
+  if (turns_back_) rope_->turn(TurnWay::back, {&layer, 1}, old, rows);
+  rope_->turn(TurnWay::forward, {&layer, 1}, place, rows);
   return rows;
 }
 

@@ -1,6 +1,7 @@
 #include "cli/inputs/training.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 #include "cli/codecs/coding.hpp"
 #include "formats/models/key_rope.hpp"
@@ -62,15 +63,78 @@ void TrainingOptions::parse(Command& command, bool has_twin) {
   common.apply(command, has_twin);
 }
 
-std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentSelection& documents,
-                             uint64_t max_tokens, uint64_t skip) {
+/// Number of first tokens of a document that some of these layers leave out.
+static uint64_t left_out_of(const KvReader& kv, const std::vector<int>& layers, size_t document) {
+  uint64_t most = 0;
+  for (const int layer : layers) most = std::max(most, kv.documents().left_out_of(layer, document));
+  return most;
+}
+
+LayerKinds kinds_of_layers(const std::vector<KvReader>& files) {
+  const auto alike = [&](int a, int b) {
+    return std::ranges::all_of(files, [&](const KvReader& kv) {
+      if (kv.model().layer_shape(a) != kv.model().layer_shape(b)) return false;
+      for (size_t i = 0; i < kv.documents().count(); ++i)
+        if (kv.documents().held(a, i) != kv.documents().held(b, i)) return false;
+      return true;
+    });
+  };
+  LayerKinds kinds;
+  const ModelInfo& model = files.front().model();
+  for (int layer = 0; layer < model.num_layers; ++layer) {
+    if (model.layer_shape(layer).heads == 0) continue;
+    const auto same =
+        std::ranges::find_if(kinds, [&](const auto& kind) { return alike(kind.front(), layer); });
+    if (same != kinds.end())
+      same->push_back(layer);
+    else
+      kinds.push_back({layer});
+  }
+  return kinds;
+}
+
+int place_in_kind(const std::vector<int>& kind, int layer) {
+  return static_cast<int>(std::ranges::find(kind, layer) - kind.begin());
+}
+
+std::vector<std::vector<int>> groups_in_kind(const std::vector<int>& kind, int64_t layer_group,
+                                             const LayerSelection& chosen, const KvReader& kv) {
+  if (layer_group < 1 || std::ssize(kind) % layer_group != 0)
+    throw usage_error("--layer-group is {}; it must divide {}{} layers", layer_group,
+                      kind.size() == as_size(kv.model().num_layers) ? "the model's " : "", kind.size());
+  std::vector<int> layers;
+  std::ranges::set_intersection(chosen.choose(kv.layers(), kv.name()), kind, std::back_inserter(layers));
+  const GroupOf group_of = [&](int layer) {
+    const auto count = static_cast<int>(layer_group), place = place_in_kind(kind, layer);
+    const auto first = kind.begin() + (place - place % count);
+    return std::vector<int>(first, first + count);
+  };
+  return chosen.given() ? whole_groups(layers, group_of, ErrorKind::usage, "--layers")
+                        : whole_groups(layers, group_of, ErrorKind::bad_input, kv.name() + ": layers");
+}
+
+std::vector<Book> resumed_books(const Book& book, const LayerKinds& kinds, int num_layers,
+                                const std::string& file) {
+  LayerKinds stored = with_context(file, [&] { return kinds_in(book); });
+  if (stored.empty()) stored = {consecutive(0, num_layers)};
+  if (stored != kinds)
+    throw bad_input("{}: it was trained on layers that differ in other ways than those of these caches",
+                    file);
+  std::vector<Book> books;
+  for (size_t i = 0; i < kinds.size(); ++i) books.push_back(book_of_kind(book, i));
+  return books;
+}
+
+std::vector<Run> choose_runs(const std::vector<KvReader>& files, const TokenChoice& choice) {
+  const uint64_t max_tokens = choice.max_tokens;
   std::vector<Run> runs;
   uint64_t total = 0;
   for (const KvReader& kv : files)
-    for (const size_t document : documents.choose(kv.documents(), kv.name())) {
-      const uint64_t length = kv.documents().length(document);
+    for (const size_t document : choice.documents.choose(kv.documents(), kv.name())) {
+      const uint64_t length = kv.documents().length(document),
+                     skip = std::max(choice.skip, left_out_of(kv, choice.layers, document));
       if (length <= skip) continue;
-      runs.push_back({&kv, kv.documents().offsets[document] + skip, length - skip, skip});
+      runs.push_back({&kv, kv.documents().offsets[document] + skip, length - skip, skip, document});
       total += runs.back().count;
     }
   if (max_tokens == 0 || total <= max_tokens) return runs;
@@ -88,7 +152,7 @@ std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentS
       if (at == runs.size()) break;
       const Run& run = runs[at];
       const uint64_t skipped = place - before, count = std::min(left, run.count - skipped);
-      sample.push_back({run.kv, run.first + skipped, count, run.index + skipped});
+      sample.push_back({run.kv, run.first + skipped, count, run.index + skipped, run.document});
       place += count;
       left -= count;
     }
@@ -96,11 +160,12 @@ std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentS
   return sample;
 }
 
-std::vector<Run> choose_first_tokens(const std::vector<KvReader>& files, const DocumentSelection& documents) {
+std::vector<Run> choose_first_tokens(const std::vector<KvReader>& files, const TokenChoice& choice) {
   std::vector<Run> runs;
   for (const KvReader& kv : files)
-    for (const size_t document : documents.choose(kv.documents(), kv.name()))
-      if (kv.documents().length(document) > 0) runs.push_back({&kv, kv.documents().offsets[document], 1, 0});
+    for (const size_t document : choice.documents.choose(kv.documents(), kv.name()))
+      if (kv.documents().length(document) > 0 && left_out_of(kv, choice.layers, document) == 0)
+        runs.push_back({&kv, kv.documents().offsets[document], 1, 0, document});
   const size_t apart = std::max<size_t>((runs.size() + kMaxFirstTokens - 1) / kMaxFirstTokens, 1);
   std::vector<Run> some;
   for (size_t i = 0; i < runs.size(); i += apart) some.push_back(runs[i]);
@@ -132,8 +197,10 @@ TrainedRows::TrainedRows(const std::vector<KvReader>& files, RopeChoice rope) {
 void TrainedRows::read(const GroupShape& shape, const Run& run, uint64_t skip, MatrixView<float> out) const {
   run.kv->read(shape, run.first + skip, out);
   if (rope_ && shape.side != Side::value)
-    rope_->turn(TurnWay::back, shape.first_layer, shape.layers, run.index + skip,
-                out.columns(shape.column_of(Side::key), shape.side_width()));
+    // By their index among the tokens that the layers hold, as a codec turns them.
+    rope_->turn(TurnWay::back, shape.layers,
+                run.index + skip - run.kv->documents().left_out_of(shape.first_layer(), run.document),
+                out.columns(shape.column_of(Side::key), shape.side_width(Side::key)));
 }
 
 RunTokens::RunTokens(const TrainedRows& rows, const std::vector<Run>& runs)
@@ -178,7 +245,6 @@ TrainingFiles open_training_files(const std::vector<std::string>& inputs, const 
   }
   const KvReader& first = files.caches.front();
   for (const KvReader& kv : files.caches) {
-    check_one_shape(kv.name(), kv.model(), kv.documents(), "training");
     check_same_model(kv.name(), kv.model(), first.name(), first.model());
     if (first.layers() != kv.layers())
       throw bad_input("{}: it has layers {}; {} has {}", kv.name(), ranges_text(kv.layers()), first.name(),

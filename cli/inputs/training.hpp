@@ -10,6 +10,7 @@
 #include "cli/frame/common.hpp"
 #include "formats/cache/kv_file.hpp"
 #include "lib/codec/book.hpp"
+#include "lib/codec/kinds.hpp"
 #include "lib/codec/layer_weights.hpp"
 #include "lib/model/rope.hpp"
 #include "lib/transform/basis.hpp"
@@ -43,15 +44,32 @@ struct Run {
   const KvReader* kv = nullptr;
   uint64_t first = 0, count = 0;  ///< in the file
   uint64_t index = 0;             ///< of the first one in its document
+  size_t document = 0;            ///< its number in the file
 };
 
-/// The tokens to train on: those of the chosen documents except for the first `skip` of each, or an even sample of max_tokens of
-/// them (0 = all).
-std::vector<Run> choose_runs(const std::vector<KvReader>& files, const DocumentSelection& documents,
-                             uint64_t max_tokens, uint64_t skip);
+/// Layers to train on, and the tokens of them: those of the chosen documents that all these layers hold, except for the first `skip` of
+/// each document, or an even sample of max_tokens of them (0 = all).
+struct TokenChoice {
+  const std::vector<int>& layers;
+  const DocumentSelection& documents;
+  uint64_t max_tokens = 0, skip = 0;
+};
+std::vector<Run> choose_runs(const std::vector<KvReader>& files, const TokenChoice& choice);
 
-/// The first token of each chosen document, or of some of them spread evenly: one run each.
-std::vector<Run> choose_first_tokens(const std::vector<KvReader>& files, const DocumentSelection& documents);
+/// The first token of each chosen document that all layers hold, or of some of them spread evenly: one run each.
+std::vector<Run> choose_first_tokens(const std::vector<KvReader>& files, const TokenChoice& choice);
+
+/// The kinds (lib/codec/kinds.hpp) of the layers of the model, as these caches hold them.
+LayerKinds kinds_of_layers(const std::vector<KvReader>& files);
+/// The number of a layer in its kind's book.
+int place_in_kind(const std::vector<int>& kind, int layer);
+/// The groups of so many neighbouring layers of a kind that the chosen ones among them fill. Throws Error(usage) unless groups of that
+/// size divide the kind's layers, and the errors of whole_groups().
+std::vector<std::vector<int>> groups_in_kind(const std::vector<int>& kind, int64_t layer_group,
+                                             const LayerSelection& chosen, const KvReader& kv);
+/// The books of the kinds in a book whose training is resumed, which is `file`. Throws Error(bad_input) if they are other kinds.
+std::vector<Book> resumed_books(const Book& book, const LayerKinds& kinds, int num_layers,
+                                const std::string& file);
 
 /// Identifies the training data, so that --resume can detect other data: model, text, and the part of it. groups: the first layers
 /// of the groups of layers.

@@ -162,13 +162,12 @@ struct kvcodec_file {
     if (kv)
       return give(count, width, type, out,
                   [&](MatrixView<float> rows) { kv->read(side, layer, place, rows); });
-    const int group = layer / codes->info().layer_group * codes->info().layer_group;
+    const int group = codes->info().group_of(layer);
     const Wanted wanted{document, group, codes->info().joint ? Side::both : side, first - left_out, count};
     if (shape_of(wanted).width() == width)
       return give(count, width, type, out, [&](MatrixView<float> rows) { decode(wanted, rows); });
     const Decoded& decoded = decoded_rows(wanted);
-    const auto rows =
-        decoded.rows.view().columns(decoded.shape.column_of(side) + as_size(layer - group) * width, width);
+    const auto rows = decoded.shape.columns(decoded.rows.view(), side, decoded.shape.place_of(layer));
     if (type != DType::f32) return store(rows, type, reinterpret_cast<uint16_t*>(out));
     for (size_t i = 0; i < count; ++i) std::memcpy(out + i * width * 4, rows.row(i).data(), width * 4);
   }
@@ -196,9 +195,7 @@ struct kvcodec_file {
     Matrix<float> rows;
   };
 
-  GroupShape shape_of(const Wanted& wanted) const {
-    return group_shape(model(), wanted.group, codes->info().layer_group, wanted.side);
-  }
+  GroupShape shape_of(const Wanted& wanted) const { return codes->info().shape(wanted.group, wanted.side); }
   void decode(const Wanted& wanted, MatrixView<float> rows) {
     at_dataset(codes->name(), wanted.side, wanted.group, [&] {
       StoredDocument(*codes, codec->codec(), shape_of(wanted), wanted.document)->decode(wanted.first, rows);

@@ -216,9 +216,8 @@ class Attempts {
 
   std::unique_ptr<Codec> make(const Options& options, bool weighed) const {
     const KvReader& kv = cache_.kv;
-    CodecContext context =
-        context_of(kv.model(), kv.documents(), kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype(),
-                   candidate_.book ? &candidate_.book->book.book : nullptr);
+    CodecContext context = context_of(kv.model(), kv.dtype() == DType::f32 ? DType::bf16 : kv.dtype(),
+                                      candidate_.book ? &candidate_.book->book.book : nullptr);
     context.engine = coding_engine(entry(), common_);
     if (weighed) context.weights = weights_->by_layer();
     return make_codec(entry(), options, context, choose_rope(entry(), std::nullopt, context));
@@ -231,7 +230,7 @@ class Attempts {
     const auto options = entry().make_options();
     const auto usual = make(*options, false);  // weights need options that the search sets
     check_token_ids(cache_.kv, *usual);
-    (void)whole_groups(cache_.layers, usual->layer_group(), ErrorKind::usage, "layers");
+    (void)whole_groups(cache_.layers, groups_by(*usual), ErrorKind::usage, "layers");
     has_dial(entry()) ? search(*options) : try_fixed(*options, *usual);
   }
 
@@ -260,7 +259,7 @@ class Attempts {
     before_try();
     const Probe::Trial trial = samples_.wide.measure(codec, Probe::Asked::errors);
     attempt_.bits = trial.bits;
-    attempt_.layer_group = codec.layer_group();
+    attempt_.layer_group = static_cast<int>(codec.group_of(cache_.layers.front()).size());
     attempt_.snr_db = Probe::snr_db(trial.errors);
     if (samples_.wide.has_queries()) attempt_.attention_db = Probe::judged_db(trial.errors);
     if (!codec.joint() && !entry().is_pair()) {

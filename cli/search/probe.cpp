@@ -94,14 +94,13 @@ void Probe::note_energy_alone(const CommonOptions& common) const {
 template <class Body>
 void Probe::for_each_part(const Codec& codec, std::span<const Side> sides, const Body& body) const {
   size_t part = 0;  // sides have different documents, too
-  for (const int group : groups_of(layers_, codec.layer_group())) {
+  for (const auto& group : whole_groups(layers_, groups_by(codec), ErrorKind::usage, "layers")) {
     for (const Side side : sides) {
-      const LayerShape layer = kv_.model().layer_shape(group);
-      if (side != Side::both && layer.heads * layer.stored_dim(side) == 0) continue;
-      const GroupShape shape = group_shape(kv_.model(), group, codec.layer_group(), side);
+      const GroupShape shape{group, kv_.model().layer_shape(group.front()), side};
+      if (shape.width() == 0) continue;
       const Rows rows = read(codec, shape, part + (side == Side::value));
       for (const Matrix<float>& own : rows.own) coded_values_ += own.size();
-      at_dataset(kv_.name(), side, group,
+      at_dataset(kv_.name(), side, group.front(),
                  [&] { body(shape, encode_in_memory(codec, shape, rows.documents), rows); });
     }
     part += codec.sides().size();
@@ -121,8 +120,7 @@ Probe::Piece Probe::held(const Piece& piece, int layer) const {
 Probe::Rows Probe::read(const Codec& codec, const GroupShape& shape, size_t part) const {
   Rows rows;
   const GroupShape surveyed = codec.surveyed(shape);
-  // Codecs that code several layers together only accept caches that hold all tokens.
-  for (const Piece& piece : pieces_of(part)) rows.pieces.push_back(held(piece, shape.first_layer));
+  for (const Piece& piece : pieces_of(part)) rows.pieces.push_back(held(piece, shape.first_layer()));
   const auto read = [&](const GroupShape& of, std::vector<Matrix<float>>& to) {
     for (const Piece& piece : rows.pieces)
       if (Matrix<float>& all = to.emplace_back(piece.count, of.width()); piece.count > 0)
@@ -140,7 +138,7 @@ Probe::Rows Probe::read(const Codec& codec, const GroupShape& shape, size_t part
 }
 
 void Probe::read_queries(const GroupShape& shape, Rows& rows) const {
-  const auto queries = kv_.queries(shape.first_layer);
+  const auto queries = kv_.queries(shape.first_layer());
   if (!queries || queries->token_rows.empty()) return;
   rows.queries.reserve(rows.pieces.size());
   for (size_t i = 0; i < rows.pieces.size(); ++i) {
@@ -161,7 +159,7 @@ Probe::Total Probe::total_of(const GroupShape& shape, const Encoded& encoded, co
   }
   uint64_t sampled = 0;
   for (const Piece& piece : rows.pieces) sampled += piece.count;
-  const auto all = static_cast<double>(all_held_[as_size(shape.first_layer)]);
+  const auto all = static_cast<double>(all_held_[as_size(shape.first_layer())]);
   total.values = static_cast<double>(shape.width()) * all;
   total.known_values = sampled > 0 ? total.values : 0;
   for (double* const bits : {&total.own, &total.exact})
@@ -185,12 +183,12 @@ void Probe::add_errors(const Codec& codec, const GroupShape& shape, const Encode
     Matrix<float> decoded(original.rows(), original.cols());
     codec.open(shape, encoded.document(d))->decode(0, decoded);
     const auto sides = sides_in(shape.side);
-    const size_t width = original.cols() / (sides.size() * as_size(shape.layers));
-    for (size_t s = 0; s < sides.size(); ++s)
-      for (int l = 0; l < shape.layers; ++l) {
-        const int layer = shape.first_layer + l;
-        SideErrors& sums = errors[as_size(layer)][sides[s] == Side::value ? 1 : 0];
-        const size_t begin = (s * as_size(shape.layers) + as_size(l)) * width;
+    for (const Side side : sides)
+      for (size_t l = 0; l < shape.layers.size(); ++l) {
+        const int layer = shape.layers[l];
+        SideErrors& sums = errors[as_size(layer)][side == Side::value ? 1 : 0];
+        const size_t begin = shape.column_of(side, l), width = shape.layer.width(side);
+        if (width == 0) continue;
         for (size_t t = 0; t < original.rows(); ++t)
           for (size_t j = begin; j < begin + width; ++j) {
             const double x = original(t, j), error = x - static_cast<double>(decoded(t, j));
@@ -202,7 +200,7 @@ void Probe::add_errors(const Codec& codec, const GroupShape& shape, const Encode
         std::iota(tokens.begin(), tokens.end(), piece.first);
         const LayerRows own(kv_, layer, tokens.front(), tokens.size());
         LayerRows other = own;
-        other.replace(kv_.model().layer_shape(layer), sides[s], decoded.view().columns(begin, width));
+        other.replace(kv_.model().layer_shape(layer), side, decoded.view().columns(begin, width));
         sums.attention.add(
             queries.errors(kv_, layer, tokens, {own.keys, own.values, other.keys, other.values}));
       }

@@ -96,7 +96,7 @@ void write_book(OutputFile& output, const Book& book, const ModelInfo& model, co
   h5::File file = h5::File::create(output);
   write_book_at(file, "/", book, true);
   write_model(file, model);
-  write_file_type(file, book.type, model, provenance);
+  write_file_type(file, book.type, provenance);
   file.close();
 }
 

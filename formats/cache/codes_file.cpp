@@ -35,6 +35,30 @@ const PartPlace* find_overlap(std::vector<PartPlace>& places) {
 
 }  // namespace
 
+std::vector<int> CodesInfo::layers_of(int group) const {
+  if (group_of_layer.empty()) return consecutive(group, layer_group);
+  std::vector<int> layers;
+  for (int layer = group; layer < model.num_layers; ++layer)
+    if (group_of(layer) == group) layers.push_back(layer);
+  return layers;
+}
+
+void CodesInfo::set_groups(std::vector<std::vector<int>> layers) {
+  std::ranges::sort(layers);
+  groups.clear();
+  size_t largest = 0;
+  for (const auto& group : layers) largest = std::max(largest, group.size());
+  layer_group = static_cast<int>(largest);
+  bool usual = true;
+  group_of_layer.assign(static_cast<size_t>(model.num_layers), -1);
+  for (const auto& group : layers) {
+    groups.push_back(group.front());
+    usual = usual && group == consecutive(group.front(), layer_group) && group.front() % layer_group == 0;
+    for (const int layer : group) group_of_layer[static_cast<size_t>(layer)] = group.front();
+  }
+  if (usual) group_of_layer.clear();
+}
+
 uint64_t values_of(const CodesInfo& info) {
   const Columns columns(info);
   uint64_t values = 0;
@@ -73,20 +97,43 @@ void CodesReader::Impl::read_attributes() {
   if (groups.empty()) throw file.error(kRoot, "attribute 'groups' names no layer");
   const auto layers = static_cast<uint64_t>(info.model.num_layers),
              step = static_cast<uint64_t>(info.layer_group);
+  read_group_of_layer();
   for (size_t i = 0; i < groups.size(); ++i) {
-    const uint64_t end = i + 1 < groups.size() ? groups[i + 1] : layers;
-    if (groups[i] >= layers || end < groups[i] || end - groups[i] < step)
-      throw file.error(kRoot, "attribute 'groups': {} layers from {} on do not fit before layer {}", step,
+    const uint64_t end = i + 1 < groups.size() ? groups[i + 1] : layers,
+                   own = info.group_of_layer.empty() ? step : 1;
+    if (groups[i] >= layers || end < groups[i] || end - groups[i] < own)
+      throw file.error(kRoot, "attribute 'groups': {} layers from {} on do not fit before layer {}", own,
                        groups[i], end);
     info.groups.push_back(static_cast<int>(groups[i]));
-    if (info.model.layer_shape(info.groups.back()).heads == 0)
-      throw file.error(kRoot, "attribute 'groups': layer {} has no keys and values", groups[i]);
+    for (const int layer : info.layers_of(info.groups.back())) check_in_group(layer, info.groups.back());
   }
-  if ((!info.model.one_shape() || !info.documents.whole()) && (info.layer_group > 1 || info.joint))
-    throw file.error(kRoot, "layers {}, and {} are coded together",
-                     info.model.one_shape() ? "leave out tokens" : "have several shapes",
-                     info.joint ? "keys and values" : "several layers");
   columns = Columns(info);
+}
+
+/// Numbers of layers; the number of the model's layers for those in no group.
+void CodesReader::Impl::read_group_of_layer() {
+  if (!file.has_attribute(kRoot, kGroupOfLayer)) return;
+  const auto layers = static_cast<uint64_t>(info.model.num_layers);
+  const std::vector<uint64_t> numbers = file.extents(kRoot, kGroupOfLayer);
+  for (size_t i = 0; i < numbers.size(); ++i)
+    if (numbers.size() != layers || (numbers[i] > i && numbers[i] != layers) ||
+        (numbers[i] < i && numbers[numbers[i]] != numbers[i]))
+      throw file.error(kRoot, "attribute '{}': layer {} of {} is in group {}", kGroupOfLayer, i,
+                       numbers.size(), numbers[i]);
+  for (const uint64_t number : numbers)
+    info.group_of_layer.push_back(number == layers ? -1 : static_cast<int>(number));
+  if (numbers.empty()) throw file.error(kRoot, "attribute '{}' names no layer", kGroupOfLayer);
+}
+
+void CodesReader::Impl::check_in_group(int layer, int group) const {
+  const LayerShape shape = info.model.layer_shape(group);
+  if (shape.heads == 0) throw file.error(kRoot, "attribute 'groups': layer {} has no keys and values", group);
+  if (info.model.layer_shape(layer) != shape)
+    throw file.error(kRoot, "layers {} and {} have other shapes, and are coded together", group, layer);
+  for (size_t i = 0; i < info.documents.count(); ++i)
+    if (info.documents.held(layer, i) != info.documents.held(group, i))
+      throw file.error(kRoot, "layers {} and {} hold other tokens of document {}, and are coded together",
+                       group, layer, i);
 }
 
 void CodesReader::Impl::read_layouts() {
@@ -345,9 +392,10 @@ std::optional<Book> CodesReader::embedded_book() const {
 
 void CodesReader::check_streams(const Codec& codec) const {
   const Impl& s = *impl_;
-  if (codec.layer_group() != s.info.layer_group)
-    throw s.file.error(kRoot, "attribute 'layer_group' is {}; the codec's parameters say {}",
-                       s.info.layer_group, codec.layer_group());
+  for (const int group : s.info.groups)
+    if (const auto own = s.info.layers_of(group), wanted = codec.group_of(group); own != wanted)
+      throw s.file.error(kRoot, "layers {} are coded together; by the codec's parameters it is layers {}",
+                         fmt::join(own, ","), fmt::join(wanted, ","));
   if (codec.joint() != s.info.joint)
     throw s.file.error(kRoot, "attribute 'joint' is {}; the codec's parameters say {}", int{s.info.joint},
                        int{codec.joint()});

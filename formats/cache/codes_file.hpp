@@ -25,14 +25,26 @@ struct CodesInfo {
   Record parameters;                 ///< Codec::parameters()
   DType storage = DType::bf16;       ///< CodecContext::storage
   DType source_dtype = DType::bf16;  ///< type of the kv file: the default for decode's output
-  int layer_group = 1;
-  bool joint = false;       ///< keys and values are coded together: Codec::joint()
-  std::vector<int> groups;  ///< first layer of each stored group, ascending
-  std::string book_type;    ///< empty = none
+  int layer_group = 1;               ///< layers of a group, at most
+  bool joint = false;                ///< keys and values are coded together: Codec::joint()
+  std::vector<int> groups;           ///< first layer of each stored group, ascending
+  /// For each layer of the model the first layer of its group; -1: it is in none. Empty: groups are layer_group consecutive layers.
+  std::vector<int> group_of_layer = {};
+  std::string book_type;  ///< empty = none
   std::string book_digest;
   uint64_t book_bytes = 0;  ///< Book::size_bytes of the book it needs
   bool packed = false;      ///< index streams are bit-packed
-  Documents documents;      ///< if layers leave out tokens, layer_group is 1 and joint is false
+  Documents documents;      ///< layers of a group hold the same tokens
+
+  /// The first layer of a stored layer's group; and the layers of a group, rising, by its first one.
+  int group_of(int layer) const {
+    return group_of_layer.empty() ? layer - layer % layer_group : group_of_layer[static_cast<size_t>(layer)];
+  }
+  std::vector<int> layers_of(int group) const;
+  /// The rows of a group, by its first layer.
+  GroupShape shape(int group, Side side) const { return group_shape(model, layers_of(group), side); }
+  /// Sets groups, group_of_layer and layer_group. layers: of each group, in any order.
+  void set_groups(std::vector<std::vector<int>> layers);
 
   /// The sides for which the group that begins at that layer has streams: keys and values; keys alone if the values lie in the
   /// keys; or Side::both if they are coded together.

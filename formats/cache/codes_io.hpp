@@ -21,6 +21,8 @@ inline constexpr char kPartsPath[] = "/parts";  ///< u64 [documents + 1, columns
 /// A root attribute: a copy of row 0 of the table, so that a reader of one document need not fetch that row from far away. Only a
 /// file with a large table whose documents share streams has it.
 inline constexpr char kSharedParts[] = "shared_parts";
+/// A root attribute: CodesInfo::group_of_layer, where it is not empty.
+inline constexpr char kGroupOfLayer[] = "group_of_layer";
 inline constexpr char kTotalsPath[] = "/totals";  ///< u64 [streams of all sides, 2]: rows, bytes
 inline constexpr char kBookPath[] = "/book";
 inline constexpr char kIndexCategory[] = "index";  ///< of tokens and positions, in the last layout
@@ -208,7 +210,7 @@ class Columns {
   }
   /// The column must belong to a group.
   GroupShape shape(const CodesInfo& info, uint64_t column) const {
-    return group_shape(info.model, layer(column), info.layer_group, columns_[column].side);
+    return info.shape(layer(column), columns_[column].side);
   }
 
  private:
@@ -271,6 +273,8 @@ struct CodesReader::Impl {
   using Row = std::vector<PartPlace>;  // of the table of parts
 
   void read_attributes();
+  void read_group_of_layer();
+  void check_in_group(int layer, int group) const;
   void read_layouts();
   void read_totals();
   void open_parts();

@@ -118,6 +118,13 @@ void CodesFile::finish(const Provenance& provenance) {
   file_.set_text(kRoot, "source_dtype", std::string(name_of(info_.source_dtype)));
   file_.set_integer(kRoot, "layer_group", info_.layer_group);
   file_.set_extents(kRoot, "groups", std::vector<uint64_t>(info_.groups.begin(), info_.groups.end()));
+  if (!info_.group_of_layer.empty()) {
+    std::vector<uint64_t> numbers;
+    numbers.reserve(info_.group_of_layer.size());
+    for (const int group : info_.group_of_layer)
+      numbers.push_back(static_cast<uint64_t>(group < 0 ? info_.model.num_layers : group));
+    file_.set_extents(kRoot, kGroupOfLayer, numbers);
+  }
   write_layouts();
   write_shared_places();
   file_.set_text(kRoot, "book_type", info_.book_type);
@@ -126,7 +133,7 @@ void CodesFile::finish(const Provenance& provenance) {
   file_.set_integer(kRoot, "packed", info_.packed ? 1 : 0);
   if (info_.joint) file_.set_integer(kRoot, "joint", 1);
   write_record(file_, kRoot, "ledger", ledger_record());
-  write_file_type(file_, "codes", info_.model, provenance);
+  write_file_type(file_, "codes", provenance);
   file_.close();
 }
 
@@ -504,7 +511,8 @@ Index index_of(const OutputFile& output, const CodesReader* base, const CodesInf
 void check_extends(const OutputFile& output, const CodesReader& base, const CodesInfo& info) {
   const CodesInfo& before = base.info();
   const size_t documents = before.documents.count();
-  if (info.groups != before.groups || info.layer_group != before.layer_group || info.joint != before.joint ||
+  if (info.groups != before.groups || info.layer_group != before.layer_group ||
+      info.group_of_layer != before.group_of_layer || info.joint != before.joint ||
       info.codec != before.codec || info.documents.count() < documents)
     throw failed("{}: is not {} extended", output.target(), base.name());
   for (size_t d = 0; d < documents; ++d) {

@@ -306,6 +306,7 @@ struct CodesForm {
     alike.expect("the type of the cache encoded", name_of(info.source_dtype), name_of(other.source_dtype));
     alike.expect("the number of layers in a group", info.layer_group, other.layer_group);
     alike.expect("the list of its layers", info.groups, other.groups);
+    alike.expect("the list of its groups", info.group_of_layer, other.group_of_layer);
     const auto form = [](bool packed) { return std::string_view(packed ? "packed" : "plain"); };
     alike.expect("the form of its ids", form(info.packed), form(other.packed));
     for (uint64_t column = 0; column < s.index_column(); ++column)

@@ -198,13 +198,8 @@ h5::File open_file(const std::string& name, std::string_view wanted, FileType& t
   return file;
 }
 
-void write_file_type(h5::File& file, const std::string& type, const ModelInfo& model,
-                     const Provenance& provenance) {
+void write_file_type(h5::File& file, const std::string& type, const Provenance& provenance) {
   if (!is_known_type(type)) throw internal_error("'{}' is not a file type", type);
-  constexpr std::string_view kOfLayersAlike[] = {"index", "selection", "outputs"};
-  const bool latent_too = std::ranges::count(kOfLayersAlike, type) > 0 && model.layers_alike();
-  if (!model.one_shape() && type != "kv" && type != "codes" && !latent_too)
-    throw failed("{}: a {} file is of a cache whose layers have one shape", file.name(), type);
   file.set_text(kRoot, "kvcodec_type", type);
   file.set_integer(kRoot, "kvcodec_version", kFormatVersion);
   file.set_text(kRoot, "generator", generator());
@@ -237,11 +232,6 @@ void check_same_model(const std::string& name, const ModelInfo& a, const std::st
   if (a.weights().empty() || b.weights().empty()) differ("model", a.model, b.model);
 }
 
-bool ModelInfo::layers_alike() const {
-  return one_shape() || (layer_shapes.front().heads > 0 &&
-                         std::ranges::count(layer_shapes, layer_shapes.front()) == num_layers);
-}
-
 ModelInfo with_layer_shapes(ModelInfo model, std::vector<LayerShape> shapes) {
   const LayerShape usual = usual_layer(model.num_kv_heads, model.head_dim);
   if (std::ranges::count(shapes, usual) == std::ssize(shapes)) shapes.clear();
@@ -249,15 +239,14 @@ ModelInfo with_layer_shapes(ModelInfo model, std::vector<LayerShape> shapes) {
   return model;
 }
 
-GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side side) {
-  const LayerShape first = model.layer_shape(first_layer);
-  for (int i = 1; i < layers; ++i)
-    if (model.layer_shape(first_layer + i) != first)
-      throw failed("layers {} and {} have other shapes and lie in one group", first_layer, first_layer + i);
-  const int dim = first.stored_dim(sides_in(side).front());
-  if (dim == 0 || (side == Side::both && first.stored_dim(Side::value) != dim))
-    throw failed("layer {} has no rows of '{}'", first_layer, name_of(side));
-  return {.first_layer = first_layer, .layers = layers, .heads = first.heads, .head_dim = dim, .side = side};
+GroupShape group_shape(const ModelInfo& model, std::vector<int> layers, Side side) {
+  const LayerShape first = model.layer_shape(layers.front());
+  for (const int layer : layers)
+    if (model.layer_shape(layer) != first)
+      throw failed("layers {} and {} have other shapes and lie in one group", layers.front(), layer);
+  GroupShape shape{std::move(layers), first, side};
+  if (shape.width() == 0) throw failed("layer {} has no rows of '{}'", shape.first_layer(), name_of(side));
+  return shape;
 }
 
 ModelInfo read_model(const h5::File& file) {
@@ -335,7 +324,7 @@ void finish_result(h5::File& file, const std::string& type, const ModelInfo& mod
                    const Provenance& provenance) {
   write_model(file, model);
   if (parameters) write_record(file, kRoot, "parameters", *parameters);
-  write_file_type(file, type, model, provenance);
+  write_file_type(file, type, provenance);
   file.close();
 }
 

@@ -57,8 +57,6 @@ struct ModelInfo {
   }
 
   bool one_shape() const { return layer_shapes.empty(); }
-  /// True if all layers have heads and the same shape, as they also have with latent attention.
-  bool layers_alike() const;
   LayerShape layer_shape(int layer) const {
     return one_shape() ? usual_layer(num_kv_heads, head_dim) : layer_shapes[static_cast<size_t>(layer)];
   }
@@ -68,7 +66,7 @@ struct ModelInfo {
 
 /// One side of some layers, or both sides, in the form that codecs take. Throws Error(failed) if the layers differ in shape, or if
 /// a row would be empty.
-GroupShape group_shape(const ModelInfo& model, int first_layer, int layers, Side side);
+GroupShape group_shape(const ModelInfo& model, std::vector<int> layers, Side side);
 
 /// The model with these shapes of layers; if all equal the usual one, layer_shapes is empty.
 ModelInfo with_layer_shapes(ModelInfo model, std::vector<LayerShape> shapes);

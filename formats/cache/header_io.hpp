@@ -23,10 +23,8 @@ FileType read_file_type(const h5::File& file, std::string_view wanted = {});
 /// Opens a file that must be of type `wanted`. Throws Error(bad_input): "kv.h5: is a codes file; a kv file is wanted here".
 h5::File open_file(const std::string& name, std::string_view wanted, FileType& type);
 
-/// Writes the root attributes. type: one of this program's file types; model: that of the cache. Throws Error(failed) for a cache
-/// of several shapes in a file that is neither of type kv nor codes.
-void write_file_type(h5::File& file, const std::string& type, const ModelInfo& model,
-                     const Provenance& provenance);
+/// Writes the root attributes. type: one of this program's file types.
+void write_file_type(h5::File& file, const std::string& type, const Provenance& provenance);
 
 /// The last step of a file of results: writes model, parameters (nullptr if the type has none) and type, and closes the file.
 void finish_result(h5::File& file, const std::string& type, const ModelInfo& model, const Record* parameters,

@@ -235,11 +235,9 @@ void KvReader::read(Side side, int layer, uint64_t first, MatrixView<float> out)
 }
 
 void KvReader::read(const GroupShape& shape, uint64_t first, MatrixView<float> out) const {
-  const size_t width = as_size(shape.heads) * as_size(shape.head_dim);
   for (const Side side : sides_in(shape.side))
-    for (int i = 0; i < shape.layers; ++i)
-      read(side, shape.first_layer + i, first,
-           out.columns(shape.column_of(side) + as_size(i) * width, width));
+    for (size_t i = 0; i < shape.layers.size(); ++i)
+      read(side, shape.layers[i], first, shape.columns(out, side, i));
 }
 
 uint64_t KvReader::query_tokens() const { return queries_.empty() ? 0 : query_position_->rows(); }
@@ -499,7 +497,7 @@ void KvWriter::finish(const Provenance& provenance) {
   write_positions(s.file, "/positions", s.positions);
   write_documents(s.file, s.documents, s.model);
   write_model(s.file, s.model);
-  write_file_type(s.file, "kv", s.model, provenance);
+  write_file_type(s.file, "kv", provenance);
   s.file.close();
 }
 

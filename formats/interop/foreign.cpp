@@ -200,7 +200,8 @@ void for_each_piece(const CacheSource& source, const ExportJob& job, const RowsO
     const uint64_t at = left_out + which.first + first;
     source.read(which.side, which.layer, which.document, at, piece);
     if (turns)
-      job.turn->turn(TurnWay::forward, which.layer, 1, std::span(positions).subspan(at, piece.rows()), piece);
+      job.turn->turn(TurnWay::forward, {&which.layer, 1}, std::span(positions).subspan(at, piece.rows()),
+                     piece);
     if (job.pairs == PairOrder::neighbours && which.side == Side::key)
       order_pairs(PairOrder::neighbours, shape, piece);
     visit(first, piece);

@@ -155,6 +155,9 @@ std::vector<bool> set_windows(Reading& reading, int64_t window,
 /// Gives all layers this window; 0: none. It is for families whose code does not follow layer_types: throws if that list differs.
 void set_one_window(Reading& reading, int64_t window);
 
+/// For each layer whether it has experts: layers in mlp_only_layers, and all but every decoder_sparse_step-th layer, have an MLP.
+std::vector<bool> sparse_layers(const Reading& reading);
+
 /// Gives all layers num_local_experts experts as wide as the MLP, and num_experts_per_tok; experts, chosen: used without these fields.
 void read_local_experts(Reading& reading, int64_t experts, int64_t chosen);
 

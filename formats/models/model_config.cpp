@@ -82,6 +82,25 @@ void set_one_window(Reading& reading, int64_t window) {
         full - slides.begin(), reading.config.family);
 }
 
+std::vector<bool> sparse_layers(const Reading& reading) {
+  const JsonFields& fields = reading.fields;
+  const int64_t step = fields.get_int("decoder_sparse_step").value_or(1);
+  if (step < 1) throw bad_input("decoder_sparse_step is {}; it must be positive", step);
+  std::vector<bool> layers;
+  layers.reserve(static_cast<size_t>(reading.config.num_layers));
+  for (int layer = 0; layer < reading.config.num_layers; ++layer) layers.push_back((layer + 1) % step == 0);
+  if (const nlohmann::json* list = fields.find("mlp_only_layers")) {
+    const auto is_layer = [&](const nlohmann::json& value) {
+      return value.is_number_unsigned() && value.get<uint64_t>() < layers.size();
+    };
+    if (!list->is_array() || !std::ranges::all_of(*list, is_layer))
+      throw bad_input("mlp_only_layers is {}; it must be a list of layers in 0..{}", printable(list->dump()),
+                      layers.size() - 1);
+    for (const nlohmann::json& layer : *list) layers[layer.get<size_t>()] = false;
+  }
+  return layers;
+}
+
 void read_local_experts(Reading& reading, int64_t experts, int64_t chosen) {
   Mixture& mixture = reading.config.mixture;
   mixture.experts = int_of(reading.fields, "num_local_experts", experts);

@@ -12,6 +12,7 @@
 #include "formats/models/gguf_model.hpp"
 #include "formats/models/safetensors.hpp"
 #include "formats/models/tokenizer_json.hpp"
+#include "lib/codec/model_layers.hpp"
 #include "lib/core/error.hpp"
 #include "lib/model/llama_weights.hpp"
 
@@ -226,12 +227,8 @@ ModelInfo model_info(const std::string& path, const ModelDescription& descriptio
                  .rope_scaling = description.rope_scaling,
                  .key_state = pre_rope ? "pre-rope" : "post-rope",
                  .source = {}};
-  if (!config.is_latent()) return info;
-  const LayerShape shape{.heads = config.num_kv_heads,
-                         .key_dim = config.head_dim,
-                         .value_dim = config.value_dim(),
-                         .values_in_keys = true};
-  return with_layer_shapes(info, std::vector(static_cast<size_t>(config.num_layers), shape));
+  info.layer_shapes = layer_shapes_of(config);
+  return info;
 }
 
 ScoreForms score_forms(ModelFiles& files) {

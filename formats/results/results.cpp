@@ -30,8 +30,7 @@ IndexReader::IndexReader(const std::string& file) : file_(open_file(file, "index
   read_batches();
   first_token_.push_back(0);
   for (size_t i = 0; i < documents.count(); ++i)
-    first_token_.push_back(
-        checked_add(first_token_.back(), checked_mul(clustered(documents.length(i), info_.sink), heads())));
+    first_token_.push_back(checked_add(first_token_.back(), clustered(documents.length(i), info_.sink)));
   layer_numbers_ = layer_numbers(file_, info_.model.num_layers);
   for (const int layer : layer_numbers_) layers_.emplace(layer, open_layer(layer));
 }
@@ -57,14 +56,15 @@ IndexReader::Layer IndexReader::open_layer(int number) const {
   const auto open = [&](const char* name, DType element, std::initializer_list<uint64_t> shape) {
     return open_dataset(file_, layer_path(number, name), element, shape);
   };
-  const h5::Dataset counts = open("clusters", DType::u32, {info_.documents.count() * heads()});
+  const h5::Dataset counts = open("clusters", DType::u32, {info_.documents.count() * heads(number)});
   std::vector<uint64_t> first_cluster{0};
   for (const uint64_t count : counts.integers(0, counts.rows(), UINT32_MAX))
     first_cluster.push_back(checked_add(first_cluster.back(), count));
   const uint64_t total = first_cluster.back();
-  return {open("centroid", DType::f32, {total, static_cast<uint64_t>(info_.model.head_dim)}),
-          open("size", DType::u32, {total}), open("end", DType::u64, {total}),
-          open("token", DType::u32, {first_token_.back()}), std::move(first_cluster)};
+  return {
+      open("centroid", DType::f32, {total, static_cast<uint64_t>(info_.model.layer_shape(number).key_dim)}),
+      open("size", DType::u32, {total}), open("end", DType::u64, {total}),
+      open("token", DType::u32, {checked_mul(first_token_.back(), heads(number))}), std::move(first_cluster)};
 }
 
 bool IndexReader::has_tokens() const { return file_.has(kTokens); }
@@ -83,14 +83,15 @@ ClusterIndex IndexReader::read(int number, size_t document, size_t head) const {
   if (place == layers_.end()) throw file_.error(kRoot, "has no layer {}", number);
   const Layer& layer = place->second;
   const uint64_t head_tokens = clustered(info_.documents.length(document), info_.sink);
-  const uint64_t first_token = first_token_[document] + head * head_tokens;
-  const uint64_t first = layer.first_cluster[document * heads() + head];
-  const uint64_t count = layer.first_cluster[document * heads() + head + 1] - first;
-  ClusterIndex::Parts parts{.sink = info_.sink,
-                            .batch_ends = info_.batch_ends[document],
-                            .centroids = Matrix<float>(count, static_cast<size_t>(info_.model.head_dim)),
-                            .offsets = {0},
-                            .ids = {}};
+  const uint64_t first_token = first_token_[document] * heads(number) + head * head_tokens;
+  const uint64_t first = layer.first_cluster[document * heads(number) + head];
+  const uint64_t count = layer.first_cluster[document * heads(number) + head + 1] - first;
+  ClusterIndex::Parts parts{
+      .sink = info_.sink,
+      .batch_ends = info_.batch_ends[document],
+      .centroids = Matrix<float>(count, static_cast<size_t>(info_.model.layer_shape(number).key_dim)),
+      .offsets = {0},
+      .ids = {}};
   const auto sizes = layer.sizes.read_as<uint32_t>(first, count);
   const auto ends = layer.ends.integers(first, count, kMaxNumber);
   for (size_t c = 0; c < count; ++c) {
@@ -127,8 +128,9 @@ IndexWriter::IndexWriter(OutputFile& output, IndexInfo info, std::span<const uin
 }
 
 void IndexWriter::add_layer(int layer, std::span<const ClusterIndex> indices) {
-  const auto heads = static_cast<size_t>(info_.model.num_kv_heads);
-  const auto dims = static_cast<uint64_t>(info_.model.head_dim);
+  const LayerShape shape = info_.model.layer_shape(layer);
+  const auto heads = static_cast<size_t>(shape.heads);
+  const auto dims = static_cast<uint64_t>(shape.key_dim);
   if (indices.size() != info_.documents.count() * heads)
     throw failed("{} indices for {} documents of {} heads", indices.size(), info_.documents.count(), heads);
   std::vector<uint32_t> counts, sizes, tokens;
@@ -171,8 +173,8 @@ constexpr char kCodec[] = "codec";
 static std::string output_path(int layer) { return layer_path(layer, "output"); }
 
 /// The shape of a query's output: (query heads, dimensions).
-static std::vector<uint64_t> output_shape(const ModelInfo& model) {
-  return {static_cast<uint64_t>(model.num_q_heads), static_cast<uint64_t>(model.layer_shape(0).value_dim)};
+static std::vector<uint64_t> output_shape(const ModelInfo& model, int layer) {
+  return {static_cast<uint64_t>(model.num_q_heads), static_cast<uint64_t>(model.layer_shape(layer).value_dim)};
 }
 
 static std::string query_name(uint64_t query) { return fmt::format("query {}", query); }
@@ -181,9 +183,10 @@ OutputsReader::OutputsReader(const std::string& file) : file_(open_file(file, "o
   info_ = {read_model(file_), file_.text(kRoot, kCodec), {}, read_documents(file_)};
   info_.layers = layer_numbers(file_, info_.model.num_layers);
   for (const char* path : {kPositions, kQueryRows}) (void)open_column(file_, path, queries(), "queries");
-  const auto shape = output_shape(info_.model);
-  for (const int layer : info_.layers)
+  for (const int layer : info_.layers) {
+    const auto shape = output_shape(info_.model, layer);
     (void)open_dataset(file_, output_path(layer), DType::f32, {queries(), shape[0], shape[1]});
+  }
 }
 
 std::vector<uint64_t> OutputsReader::positions(uint64_t first, uint64_t count) const {
@@ -211,8 +214,8 @@ OutputsWriter::OutputsWriter(OutputFile& output, const OutputsInfo& info, std::s
   write_positions(file_, kPositions, positions);
   write_positions(file_, kQueryRows, token_rows);
   for (const int layer : info.layers)
-    outputs_.emplace(
-        layer, h5::DatasetWriter(file_, output_path(layer), DType::f32, output_shape(info.model), queries));
+    outputs_.emplace(layer, h5::DatasetWriter(file_, output_path(layer), DType::f32,
+                                              output_shape(info.model, layer), queries));
 }
 
 void OutputsWriter::append(int layer, MatrixView<const float> rows) {
@@ -220,7 +223,7 @@ void OutputsWriter::append(int layer, MatrixView<const float> rows) {
   if (place == outputs_.end())
     throw failed("{}: {}: not among the layers to be written", file_.name(), output_path(layer));
   h5::DatasetWriter& writer = place->second;
-  append_floats(writer, DType::f32, info_.model.layer_shape(0).value_dim, rows, false,
+  append_floats(writer, DType::f32, info_.model.layer_shape(layer).value_dim, rows, false,
                 [before = writer.rows()](uint64_t row) { return query_name(before + row); });
 }
 

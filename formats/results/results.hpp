@@ -59,7 +59,7 @@ class IndexReader {
     std::vector<uint64_t> first_cluster;  // of each document and head, and the end
   };
 
-  uint64_t heads() const { return static_cast<uint64_t>(info_.model.num_kv_heads); }
+  uint64_t heads(int layer) const { return static_cast<uint64_t>(info_.model.layer_shape(layer).heads); }
   void read_batches();
   Layer open_layer(int number) const;
 
@@ -68,7 +68,7 @@ class IndexReader {
   IndexInfo info_;
   std::vector<int> layer_numbers_;
   std::map<int, Layer> layers_;
-  std::vector<uint64_t> first_token_;  // of each document in a layer's tokens (of all heads), and the end
+  std::vector<uint64_t> first_token_;  // of each document among the clustered tokens of one head, and the end
 };
 
 /// Writes an index file layer by layer.
@@ -78,7 +78,7 @@ class IndexWriter {
   IndexWriter(OutputFile& output, IndexInfo info, std::span<const uint32_t> tokens,
               std::span<const uint64_t> positions);
 
-  /// indices: (documents, key/value heads), each with its document's number of tokens and batches.
+  /// indices: (documents, key/value heads of the layer), each with its document's number of tokens and batches.
   void add_layer(int layer, std::span<const ClusterIndex> indices);
 
   /// Adds the attributes and closes the file; the caller commits the OutputFile.

@@ -12,8 +12,17 @@ uint64_t ScoreForms::first_seen(int layer, std::span<const uint64_t> positions, 
   return static_cast<uint64_t>(from - positions.begin());
 }
 
-ScoreForm ScoreForms::of(int first_layer, int layers) const {
-  return ScoreForm{cap, sinks}.of_heads(as_size(first_layer) * q_heads, as_size(layers) * q_heads);
+ScoreForm ScoreForms::of(int layer) const {
+  return ScoreForm{cap, sinks}.of_heads(as_size(layer) * q_heads, q_heads);
+}
+
+std::vector<float> ScoreForms::sinks_of(std::span<const int> layers) const {
+  std::vector<float> all;
+  for (const int layer : layers) {
+    const auto own = of(layer).sinks;
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  return all;
 }
 
 }  // namespace kvcodec

@@ -21,8 +21,10 @@ struct ScoreForms {
   uint64_t window(int layer) const { return windows.empty() ? 0 : windows[static_cast<size_t>(layer)]; }
   /// The first of a document's tokens that a query of the layer sees, of those at these positions, which rise; position: the query's.
   uint64_t first_seen(int layer, std::span<const uint64_t> positions, uint64_t position) const;
-  /// Form of the scores of consecutive layers. This outlives it.
-  ScoreForm of(int first_layer, int layers = 1) const;
+  /// Form of the scores of a layer. This outlives it.
+  ScoreForm of(int layer) const;
+  /// Sinks of some layers, one layer behind the other; empty if there are none.
+  std::vector<float> sinks_of(std::span<const int> layers) const;
 };
 
 }  // namespace kvcodec

@@ -57,6 +57,18 @@ int Book::shape_parameter(std::string_view name) const {
   return static_cast<int>(value);
 }
 
+int value_dim_in(const Record& parameters) {
+  constexpr int64_t kMax = 1 << 20;
+  if (!parameters.find("value-dim")) return kAsKeys;
+  const int64_t value = parameters.get_int("value-dim");
+  if (value < 0 || value > kMax) throw bad_input("value-dim is {}; it must be between 0 and {}", value, kMax);
+  return static_cast<int>(value);
+}
+
+void set_value_dim(Record& parameters, int value_dim) {
+  if (value_dim != kAsKeys) parameters.set("value-dim", int64_t{value_dim});
+}
+
 uint64_t Book::size_bytes() const {
   uint64_t total = 0;
   for (const Array& array : arrays)

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/codec/group_shape.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/names.hpp"
@@ -108,6 +109,10 @@ enum class RopeChoice : uint8_t {
   undo,  ///< keys turned back
 };
 constexpr auto names_of(RopeChoice) { return std::to_array<std::string_view>({"keep", "undo"}); }
+
+/// The parameter value-dim of a book's record; absent: kAsKeys. Throws Error(bad_input) for an impossible one.
+int value_dim_in(const Record& parameters);
+void set_value_dim(Record& parameters, int value_dim);
 
 /// The parameter of codecs and books for this choice; absent = keep.
 inline constexpr std::string_view kRopeParameter = "rope";

@@ -40,8 +40,6 @@ struct Capabilities {
   bool has_index = false;   ///< the codes tell which tokens a query should look at
   bool device_twin = false;  ///< has a CUDA implementation
   bool device_pays = false;  ///< encodes and decodes documents faster on it than on a CPU (BENCHMARKS.md)
-  /// Takes caches whose layers differ in shape, or whose keys and values do (CodecContext::one_shape).
-  bool any_shape = false;
   /// One error bound serves all layers; CodecContext::weights scales it for each layer and side.
   bool takes_weights = false;
 };
@@ -49,11 +47,10 @@ struct Capabilities {
 /// Everything outside its own options that a codec is made from.
 struct CodecContext {
   int num_layers = 0;  ///< of the model
-  int heads = 0;       ///< key/value heads per layer
-  int head_dim = 0;
-  /// True: keys and values of all layers have `heads` heads of `head_dim` dimensions. False: these two are the largest of any layer, every
-  /// GroupShape holds its layer's own numbers, and a layer group is one layer; only for codecs with Capabilities::any_shape.
-  bool one_shape = true;
+  int heads = 0;       ///< key/value heads per layer; the largest number where layers differ
+  int head_dim = 0;    ///< of keys and values; likewise
+  /// The shape of each layer. Empty: keys and values of all layers have `heads` heads of `head_dim` dimensions.
+  std::vector<LayerShape> layer_shapes = {};
   int query_heads = 0;  ///< per layer, a multiple of heads; 0 = not known
   /// The type of tokens kept exactly: bf16 or f16; also f32, for codecs with Capabilities::lossless.
   DType storage = DType::bf16;
@@ -61,11 +58,15 @@ struct CodecContext {
   std::array<ValueBlocks, 2> blocks = {};
   bool recorded = false;  ///< there are codes: they have nothing that their record does not name
   PairOrder key_pairs = PairOrder::halves;  ///< how keys lay when they were cut into these blocks
-  const Book* book = nullptr;               ///< outlives the codec; nullptr where the codec needs none
+  const Book* book = nullptr;               ///< read by make alone; nullptr where the codec needs none
   Engine* engine = nullptr;   ///< the device that computes, nullptr: the CPU does; outlives the codec
   LayerWeights weights = {};  ///< for codecs that can (Capabilities::takes_weights)
   KeyRope rope = {};          ///< the rotation of the cache's keys; for the wrapper of outer_codecs.hpp
   ScoreForms scores = {};     ///< of the queries that surveys see (Codec::wants_queries)
+
+  LayerShape layer_shape(int layer) const {
+    return layer_shapes.empty() ? usual_layer(heads, head_dim) : layer_shapes[static_cast<size_t>(layer)];
+  }
 };
 
 /// A first pass over the tokens that are about to be appended, for codecs that must know them before they store the first one: for the
@@ -126,8 +127,8 @@ class Codec {
   /// All values that, with the book, build the codec again: the options in effect, with defaults and automatic choices resolved.
   virtual Record parameters() const = 0;
 
-  /// Layers that share one row; a divisor of the model's number of layers.
-  virtual int layer_group() const { return 1; }
+  /// The layers that share one row with this one, itself included, rising; all have one shape.
+  virtual std::vector<int> group_of(int layer) const { return {layer}; }
 
   /// True if keys and values are one row: shapes then are of both sides (sides()).
   virtual bool joint() const { return false; }
@@ -214,7 +215,7 @@ double rounded_setting(double x);
 struct CodecEntry {
   std::string name;     ///< as in --codec
   std::string summary;  ///< one line for help
-  Capabilities capabilities;
+  Capabilities capabilities = {};
   std::string book_type = {};  ///< "dictionary" …; empty where it needs none
   std::function<std::unique_ptr<Options>()> make_options;
   /// Builds the codec for encoding with these options (made by make_options). Throws Error(usage) for options

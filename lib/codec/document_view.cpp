@@ -20,7 +20,7 @@ void check_products(const GroupShape& shape, MatrixView<const float> vectors,
   const auto heads = shape.all_heads();
   if (vectors.cols() != shape.dims() || vectors.rows() % heads != 0 || per_token.rows() != vectors.rows())
     throw failed("{} x {} vectors and {} rows of products for {} heads of {} dimensions", vectors.rows(),
-                 vectors.cols(), per_token.rows(), heads, shape.head_dim);
+                 vectors.cols(), per_token.rows(), heads, shape.head_dim());
 }
 
 class ValuesInKeys final : public DocumentView {
@@ -52,7 +52,8 @@ void copy_values(MatrixView<const float> keys, size_t heads, MatrixView<float> v
 
 ViewPtr values_in(const DocumentView& keys, const StreamReader& streams, int value_dim) {
   GroupShape values = of_side(keys.shape(), Side::value);
-  values.head_dim = value_dim;
+  values.layer.value_dim = value_dim;
+  values.layer.values_in_keys = false;
   auto view = std::make_unique<ValuesInKeys>(keys, values, streams);
   view->refresh();
   return view;

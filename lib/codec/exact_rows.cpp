@@ -28,11 +28,13 @@ size_t first_infinite(DType type, std::span<const uint16_t> row) {
 }  // namespace
 
 std::vector<uint64_t> row_shape_of(const GroupShape& shape) {
+  const bool has_both = shape.width() > shape.side_width(sides_in(shape.side).front());
+  if (has_both && shape.layer.key_dim != shape.layer.value_dim) return {shape.width()};
   std::vector<uint64_t> extents;
-  if (shape.side == Side::both) extents.push_back(std::size(kSides));
-  if (shape.layers > 1) extents.push_back(static_cast<uint64_t>(shape.layers));
-  extents.push_back(static_cast<uint64_t>(shape.heads));
-  extents.push_back(static_cast<uint64_t>(shape.head_dim));
+  if (has_both) extents.push_back(std::size(kSides));
+  if (shape.layers.size() > 1) extents.push_back(shape.layers.size());
+  extents.push_back(static_cast<uint64_t>(shape.heads()));
+  extents.push_back(shape.dims());
   return extents;
 }
 
@@ -49,8 +51,8 @@ void check_context(const CodecContext& context) {
 
 void check_width(const GroupShape& shape, size_t columns) {
   if (columns != shape.width())
-    throw failed("rows of {} values; {} layers of {} heads of {} dimensions make {}", columns, shape.layers,
-                 shape.heads, shape.head_dim, shape.width());
+    throw failed("rows of {} values; {} layers of {} heads of {} dimensions make {}", columns,
+                 shape.layers.size(), shape.heads(), shape.head_dim(), shape.width());
 }
 
 void store_row(DType storage, std::span<const float> row, size_t index, std::span<uint16_t> out) {

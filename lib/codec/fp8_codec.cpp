@@ -195,7 +195,6 @@ class Fp8Codec final : public Codec {
 CodecEntry fp8_codec() {
   return {.name = "fp8",
           .summary = "baseline: 8-bit floats (E4M3) with one scale per head",
-          .capabilities = {.any_shape = true},
           .make_options = [] { return std::make_unique<Fp8Options>(); },
           .make = make_centered<Fp8Options, make_behind_sink<Fp8Options, Fp8Codec>>,
           .before_rope = true,

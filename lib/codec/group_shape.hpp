@@ -1,10 +1,13 @@
 // The shape of a layer in a cache, and of a codec's unit: one side of some consecutive layers, or both sides of them together.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "lib/core/names.hpp"
 
@@ -39,11 +42,19 @@ struct LayerShape {
   int source = -1;
 
   /// Stored dimensions of a head's key or value; 0 if it is not stored.
-  int stored_dim(Side side) const { return side == Side::key ? key_dim : values_in_keys ? 0 : value_dim; }
+  constexpr int stored_dim(Side side) const {
+    return side == Side::key ? key_dim : values_in_keys ? 0 : value_dim;
+  }
   /// Stored numbers of a token, for all heads: of one side, and of both.
   size_t width(Side side) const { return static_cast<size_t>(heads) * static_cast<size_t>(stored_dim(side)); }
   size_t width() const { return width(Side::key) + width(Side::value); }
   bool operator==(const LayerShape&) const = default;
+  bool same_rows(const LayerShape& other) const {
+    return heads == other.heads && key_dim == other.key_dim &&
+           stored_dim(Side::value) == other.stored_dim(Side::value);
+  }
+  /// The number of values that divides heads of both sides, for what is one for some values of a row.
+  size_t values_of_class() const { return static_cast<size_t>(std::gcd(key_dim, stored_dim(Side::value))); }
 };
 
 /// Layers of one shape, the usual one.
@@ -51,29 +62,67 @@ constexpr LayerShape usual_layer(int heads, int head_dim) {
   return {.heads = heads, .key_dim = head_dim, .value_dim = head_dim};
 }
 
-/// A side of `layers` consecutive layers. One row is one token: its [layers][heads][head_dim] floats; with both sides
-/// its keys and behind them its values, each in that order.
+/// Dimensions of values in books: as many as those of keys; else they are given, 0 where values lie in keys.
+inline constexpr int kAsKeys = -1;
+constexpr LayerShape layer_of(int heads, int key_dim, int value_dim) {
+  return {.heads = heads,
+          .key_dim = key_dim,
+          .value_dim = value_dim == kAsKeys ? key_dim : value_dim,
+          .values_in_keys = value_dim == 0};
+}
+constexpr int value_dim_of(const LayerShape& layer) {
+  return layer.stored_dim(Side::value) == layer.key_dim ? kAsKeys : layer.stored_dim(Side::value);
+}
+
+/// Layers first, first + 1 …
+inline std::vector<int> consecutive(int first, int count) {
+  std::vector<int> layers(static_cast<size_t>(count));
+  std::iota(layers.begin(), layers.end(), first);
+  return layers;
+}
+
+/// A side of a group of layers. One row is one token: its [layers][heads][head_dim] floats; with both sides its keys and behind them its
+/// values, each in that order.
 struct GroupShape {
-  int first_layer = 0;
-  int layers = 1;
-  int heads = 0;
-  int head_dim = 0;  ///< of that side; of each side where a row has both
+  std::vector<int> layers = {0};  ///< rising
+  LayerShape layer = {};          ///< of each of them
   Side side = Side::key;
 
+  int first_layer() const { return layers.front(); }
+  int heads() const { return layer.heads; }  ///< of a layer
+  /// The number among its layers of one of the model's; layers.size() if it is none of them.
+  size_t place_of(int number) const {
+    return static_cast<size_t>(std::find(layers.begin(), layers.end(), number) - layers.begin());
+  }
+  /// Dimensions of a head of that side; of a key where a row has both.
+  int head_dim() const { return layer.stored_dim(sides_in(side).front()); }
   /// Heads of all its layers, and dimensions of each.
-  size_t all_heads() const { return static_cast<size_t>(layers) * static_cast<size_t>(heads); }
-  size_t dims() const { return static_cast<size_t>(head_dim); }
-  size_t width() const { return sides_in(side).size() * side_width(); }
-  /// Number of values of a row for each of its sides.
-  size_t side_width() const { return all_heads() * dims(); }
-  /// The column of a row at which its side `held` begins.
-  size_t column_of(Side held) const { return side == Side::both && held == Side::value ? side_width() : 0; }
+  size_t all_heads() const { return layers.size() * static_cast<size_t>(heads()); }
+  size_t dims() const { return static_cast<size_t>(head_dim()); }
+  size_t width() const { return layers.size() * (side == Side::both ? layer.width() : layer.width(side)); }
+  /// Number of values of a row for one of its sides.
+  size_t side_width(Side held) const { return layers.size() * layer.width(held); }
+  /// The column of a row at which its side `held` begins; that of its layer number `place`.
+  size_t column_of(Side held, size_t place = 0) const {
+    return (side == Side::both && held == Side::value ? side_width(Side::key) : 0) +
+           place * layer.width(held);
+  }
+  /// The columns of a row that hold a side of its layer number `place`.
+  template <class View>
+  auto columns(const View& rows, Side held, size_t place) const {
+    return rows.columns(column_of(held, place), layer.width(held));
+  }
 };
 
-/// The same layers on another side, whose heads must have as many dimensions.
-constexpr GroupShape of_side(GroupShape shape, Side side) {
+/// The same layers on another side.
+inline GroupShape of_side(GroupShape shape, Side side) {
   shape.side = side;
   return shape;
+}
+
+/// Consecutive layers of the usual shape.
+inline GroupShape usual_group(int first_layer, int layers, int heads, int head_dim, Side side = Side::key) {
+  return {consecutive(first_layer, layers), usual_layer(heads, head_dim), side};
 }
 
 }  // namespace kvcodec

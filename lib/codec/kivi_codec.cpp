@@ -276,7 +276,7 @@ class KiviCodec final : public Codec {
 
  private:
   KiviForm form_of(const GroupShape& shape) const {
-    return {options_, layer_bits_.of(shape.first_layer, shape.side), storage_, shape};
+    return {options_, layer_bits_.of(shape.first_layer(), shape.side), storage_, shape};
   }
 
   /// halves: whole groups of tokens.
@@ -314,7 +314,6 @@ class KiviCodec final : public Codec {
 CodecEntry kivi_codec() {
   return {.name = "kivi",
           .summary = "baseline: round to nearest, keys per channel and values per token, newest tokens exact",
-          .capabilities = {.any_shape = true},
           .make_options = [] { return std::make_unique<KiviOptions>(); },
           .make = make_behind_sink<KiviOptions, KiviCodec>,
           .paper = {{"window", kPaperWindow}, {"sink", int64_t{0}}},

@@ -48,6 +48,14 @@ LayerWeights::LayerWeights(std::span<const std::array<double, 2>> costs) {
   }
 }
 
+LayerWeights LayerWeights::of(std::span<const int> layers) const {
+  LayerWeights some;
+  if (alike()) return some;
+  some.scales_.reserve(layers.size());
+  for (const int layer : layers) some.scales_.push_back(scales_[as_size(layer)]);
+  return some;
+}
+
 void LayerWeights::write(Record& parameters) const {
   if (alike()) return;
   std::string text;

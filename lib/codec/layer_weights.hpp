@@ -38,6 +38,9 @@ class LayerWeights {
     return alike() ? 1.0f : scales_[as_size(layer)][side == Side::value];
   }
 
+  /// Those of some layers of the model, in their order.
+  LayerWeights of(std::span<const int> layers) const;
+
   /// Puts the scales into a record, keys of all layers and then values; nothing where all are alike.
   void write(Record& parameters) const;
   /// Reads them from a record. Throws Error(bad_input) unless there are scales of both sides of each layer, positive and finite, or none.

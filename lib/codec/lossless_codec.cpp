@@ -256,7 +256,7 @@ struct LosslessForm {
 
   static size_t turned_of(const LosslessOptions& options, const GroupShape& shape) {
     const bool turned = options.key_pairs == KeyPairs::neighbours && options.key_blocks != "none";
-    return turned && shape.side != Side::value ? as_size(shape.head_dim) : 0;
+    return turned && shape.side != Side::value ? shape.dims() : 0;
   }
   static ValueBlocks blocks_of(const LosslessOptions& options, Side side) {
     const std::string& name = side == Side::value ? options.value_blocks : options.key_blocks;
@@ -479,7 +479,7 @@ class LosslessCodec final : public Codec {
     const auto settle = [&](std::string& blocks, Side side) {
       if (blocks == kAutomatic) blocks = context.blocks[side == Side::value].name();
       // Refused here already where the widest rows cannot be coded.
-      (void)form_of({.layers = 1, .heads = context.heads, .head_dim = context.head_dim, .side = side});
+      (void)form_of(usual_group(0, 1, context.heads, context.head_dim, side));
     };
     settle(options_.key_blocks, Side::key);
     settle(options_.value_blocks, Side::value);
@@ -587,7 +587,7 @@ class LosslessCodec final : public Codec {
 CodecEntry lossless_codec() {
   return {.name = "lossless",
           .summary = "baseline: the values bit for bit, entropy-coded",
-          .capabilities = {.lossless = true, .keeps_blocks = true, .any_shape = true},
+          .capabilities = {.lossless = true, .keeps_blocks = true},
           .make_options = [] { return std::make_unique<LosslessOptions>(); },
           .make = make_exact<LosslessOptions, LosslessCodec>,
           .dial = {.why_not = "it keeps every bit, and takes what these take"},

@@ -58,7 +58,7 @@ class NoneCodec final : public Codec {
 CodecEntry none_codec() {
   return {.name = "none",
           .summary = "the values as they are",
-          .capabilities = {.lossless = true, .any_shape = true},
+          .capabilities = {.lossless = true},
           .make_options = [] { return std::make_unique<NoOptions>(); },
           .make = make_exact<NoOptions, NoneCodec>,
           .dial = {.why_not = "it stores every bit"},

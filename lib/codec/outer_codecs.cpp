@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lib/codec/exact_rows.hpp"
+#include "lib/codec/kinds.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -53,7 +54,7 @@ class OuterView : public DocumentView {
 class OuterCodec : public Codec {
  public:
   Record parameters() const override { return inner_->parameters(); }
-  int layer_group() const override { return inner_->layer_group(); }
+  std::vector<int> group_of(int layer) const override { return inner_->group_of(layer); }
   bool joint() const override { return inner_->joint(); }
   std::optional<LearnedRate> learned_rate() const override { return inner_->learned_rate(); }
   uint64_t predicts_from() const override { return inner_->predicts_from(); }
@@ -268,8 +269,8 @@ struct Preparation {
 
  private:
   void turn(TurnWay way, uint64_t first, MatrixView<float> rows) const {
-    rope->turn(way, shape.first_layer, shape.layers, first,
-               rows.columns(shape.column_of(Side::key), shape.side_width()));
+    rope->turn(way, shape.layers, first,
+               rows.columns(shape.column_of(Side::key), shape.side_width(Side::key)));
   }
 };
 
@@ -290,7 +291,7 @@ class PreparedSurvey final : public Survey {
     if (!queries_) return inner_->observe_queries(tokens, queries);
     Matrix<float> turned(queries.rows(), queries.cols());
     for (size_t i = 0; i < queries.rows(); ++i) std::ranges::copy(queries.row(i), turned.row(i).begin());
-    queries_->turn(TurnWay::back, prepare_.shape.first_layer, prepare_.shape.layers, tokens, turned);
+    queries_->turn(TurnWay::back, prepare_.shape.layers, tokens, turned);
     inner_->observe_queries(tokens, turned);
   }
   void observe_ids(std::span<const uint32_t> ids) override {
@@ -548,15 +549,11 @@ void check_can_undo(const KeyRope& rope) {
 
 std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& options,
                                   const CodecContext& context, RopeChoice rope) {
-  if (!context.one_shape && !entry.capabilities.any_shape)
-    throw usage_error(
-        "the codec {} takes caches whose layers all have the same heads and hold all tokens; here they differ",
-        entry.name);
   if (!context.weights.alike() && !entry.capabilities.takes_weights)
     throw usage_error(
         "the codec {} takes no weights: {}", entry.name,
         entry.book_type.empty() ? "its errors follow the values" : "they are trained into its book");
-  auto codec = entry.make(options, context);
+  auto codec = make_for_kinds(entry, options, context);
   return rope == RopeChoice::undo ? undo_rope(std::move(codec), context) : std::move(codec);
 }
 

@@ -34,7 +34,7 @@ RopeChoice choose_rope(const CodecEntry& entry, std::optional<RopeChoice> asked,
 void check_can_undo(const KeyRope& rope);
 
 /// Makes the codec for encoding with these options, for keys turned back or as they are. Throws what entry.make throws, and Error(usage)
-/// for layers of different shapes or for weights, if the codec accepts none, and for keys that cannot be turned back: the codec needs them
+/// for weights, if the codec accepts none, and for keys that cannot be turned back: the codec needs them
 /// turned, or it is not known how they were turned.
 std::unique_ptr<Codec> make_codec(const CodecEntry& entry, const Options& options,
                                   const CodecContext& context, RopeChoice rope);

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <vector>
 
+#include "lib/codec/kinds.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
@@ -26,7 +27,7 @@ class PairCodec final : public Codec {
     return record;
   }
 
-  int layer_group() const override { return keys_->layer_group(); }
+  std::vector<int> group_of(int layer) const override { return keys_->group_of(layer); }
   uint64_t predicts_from() const override {
     const uint64_t keys = keys_->predicts_from(), values = values_->predicts_from();
     return keys == 0 || values == 0 ? std::max(keys, values) : std::min(keys, values);
@@ -77,7 +78,7 @@ std::unique_ptr<Codec> make_side(const CodecEntry& entry, Side side, const PairO
   if (!entry.capabilities.takes_weights) context.weights = {};
   if (!entry.capabilities.device_twin) context.engine = nullptr;
   const std::string whose = fmt::format("codec {} of {}s", entry.name, name_of(side));
-  auto codec = with_context(whose, [&] { return entry.make(options.of(side), context); });
+  auto codec = with_context(whose, [&] { return make_for_kinds(entry, options.of(side), context); });
   if (codec->joint())
     throw usage_error(
         "{}: with this {} it codes keys and values jointly, and cannot serve one side: learn one of sides apart",
@@ -92,10 +93,11 @@ std::unique_ptr<Codec> make_pair_codec(const CodecEntry& keys, const CodecEntry&
                       keys.book_type, values.name, values.book_type);
   auto of_keys = make_side(keys, Side::key, options, context),
        of_values = make_side(values, Side::value, options, context);
-  if (of_keys->layer_group() != of_values->layer_group())
-    throw usage_error(
-        "{} codes groups of {} layers together and {} groups of {}; keys and values need groups of the same size",
-        keys.name, of_keys->layer_group(), values.name, of_values->layer_group());
+  for (int layer = 0; layer < context.num_layers; ++layer)
+    if (const auto key = of_keys->group_of(layer), value = of_values->group_of(layer); key != value)
+      throw usage_error(
+          "{} codes groups of {} layers together and {} groups of {}; keys and values need groups of the same size",
+          keys.name, key.size(), values.name, value.size());
   return std::make_unique<PairCodec>(std::move(of_keys), std::move(of_values));
 }
 
@@ -108,7 +110,6 @@ Capabilities capabilities_of_both(const CodecEntry& keys, const CodecEntry& valu
           .has_index = of_keys.has_index,  // queries are held against keys
           .device_twin = of_keys.device_twin || of_values.device_twin,
           .device_pays = of_keys.device_pays || of_values.device_pays,
-          .any_shape = of_keys.any_shape && of_values.any_shape,
           .takes_weights = of_keys.takes_weights || of_values.takes_weights};
 }
 

@@ -240,6 +240,8 @@ class RoundTrip {
 
 std::string beyond_gradients(const ModelConfig& config) {
   if (config.is_latent()) return "latent attention";
+  if (!config.delta.layers.empty()) return "layers without attention";
+  if (config.output_gate) return "gated attention";
   if (config.mixture.experts > 0) return "a mixture of experts";
   if (!has_derivative(config.activation)) return "an MLP that bounds its values";
   return "";

@@ -110,6 +110,21 @@ void check_latent(const ModelConfig& config) {
     throw failed("latent attention with norms of heads or sinks");
 }
 
+void check_delta(const ModelConfig& config) {
+  const DeltaLayers& delta = config.delta;
+  if (delta.layers.empty()) return;
+  check_size("linear_num_key_heads", delta.key_heads, kMaxHeads);
+  check_size("linear_num_value_heads", delta.value_heads, kMaxHeads);
+  check_size("linear_key_head_dim", delta.key_dim, kMaxHeadDim);
+  check_size("linear_value_head_dim", delta.value_dim, kMaxHeadDim);
+  check_size("linear_conv_kernel_dim", delta.kernel, 1 << 10);
+  if (delta.value_heads % delta.key_heads != 0)
+    throw bad_input("linear_num_value_heads is {}; it must be a multiple of linear_num_key_heads ({})",
+                    delta.value_heads, delta.key_heads);
+  if (std::ranges::find(delta.layers, false) == delta.layers.end())
+    throw bad_input("no layer has attention; a model without a cache of keys and values is not supported");
+}
+
 void check_scales(const ModelConfig& config) {
   check_positive("the scale of embeddings", config.embedding_scale);
   check_positive("the scale of residuals", config.residual_scale);
@@ -149,6 +164,7 @@ void check(const ModelConfig& config) {
   check_ropes(config);
   check_scales(config);
   check_latent(config);
+  check_delta(config);
   check_mixture(config);
   // Otherwise the MLP would read the hidden states in place, while attention is added to them.
   if (config.parallel_residual && config.names.mlp_norm.empty())
@@ -171,6 +187,8 @@ std::string beyond_llama(const ModelConfig& config) {
   const Kind scaling = config.rope.scaling.kind;
   const std::pair<bool, const char*> parts[] = {
       {config.is_latent(), "latent attention"},
+      {!config.delta.layers.empty(), "layers without attention"},
+      {config.output_gate, "gated attention"},
       {std::ranges::any_of(config.layer_rope, [](LayerRope rope) { return rope != LayerRope::usual; }),
        "rotary embeddings that differ by layer"},
       {turned_dims(config.rope, config.head_dim) != config.head_dim, "heads that are turned in part"},

@@ -124,6 +124,25 @@ struct Mixture {
   std::vector<bool> layers = {};
 };
 
+/// Layers without attention, which mix tokens by the gated delta rule (Yang et al., "Gated Delta Networks", 2025) and keep no keys and
+/// values: of each value head a matrix of key_dim times value_dim, which every token decays and corrects, and of queries, keys and values
+/// the last kernel - 1 tokens, which a convolution over tokens reads. config.json has the numbers as linear_num_key_heads and others.
+struct DeltaLayers {
+  std::vector<bool> layers = {};  ///< one entry per layer; empty: there are none
+  int key_heads = 0;              ///< of queries and keys; a divisor of value_heads
+  int value_heads = 0;
+  int key_dim = 0, value_dim = 0;  ///< of each head
+  int kernel = 0;                  ///< tokens that the convolution reads
+  int key_width() const { return key_heads * key_dim; }
+  int value_width() const { return value_heads * value_dim; }
+  int mixed_width() const { return 2 * key_width() + value_width(); }
+  /// Numbers that a document's state has in a layer: the tokens of the convolution, oldest first, then the matrices.
+  size_t state_size() const {
+    return static_cast<size_t>(kernel - 1) * static_cast<size_t>(mixed_width()) +
+           static_cast<size_t>(value_width()) * static_cast<size_t>(key_dim);
+  }
+};
+
 /// Rows of a tensor that holds those of queries, keys and values.
 enum class FusedQkv {
   parts,  ///< all of the query, then all of the key, then all of the value
@@ -157,6 +176,9 @@ struct TensorNames {
   std::string_view expert_gate, expert_up, expert_down;
   std::string_view router_correction;  ///< added to scores where experts are chosen; no ".weight"
   std::string_view shared_expert;  ///< an MLP beside the experts, with gate, up and down as they have them
+  std::string_view shared_expert_gate;  ///< makes the number whose sigmoid multiplies its output
+  std::string_view delta;               ///< of DeltaLayers: the beginning of the names of their tensors
+  bool delta_fused = false;  ///< their projections lie in two tensors, key head by key head, and not in four
   /// In the place of the experts' three: two tensors of all experts behind "`experts`.", without ".weight", each matrix
   /// stored transposed; in this one, the outputs of gate and up alternate. Biases are behind "_bias".
   std::string_view stacked_gate_up;
@@ -179,6 +201,9 @@ struct ModelConfig {
   int max_positions = 0;  ///< context length that the model was made for; longer documents are computed too
 
   LatentAttention latent;
+  DeltaLayers delta;
+  bool output_gate =
+      false;  ///< attention's output is multiplied by the sigmoid of what `query` makes beside each query
 
   Rope rope, local_rope;
   std::vector<LayerRope> layer_rope;  ///< one per layer, or empty: usual in all
@@ -223,6 +248,7 @@ struct ModelConfig {
   LayerRope rope_of(int layer) const {
     return layer_rope.empty() ? LayerRope::usual : layer_rope[static_cast<size_t>(layer)];
   }
+  bool is_delta(int layer) const { return !delta.layers.empty() && delta.layers[static_cast<size_t>(layer)]; }
   bool has_mixture(int layer) const {
     return mixture.experts > 0 && mixture.layers[static_cast<size_t>(layer)];
   }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <optional>
 
@@ -43,6 +44,8 @@ struct LatentRows {
   Matrix<float> low_query, query, values;
 };
 
+float logistic(float x) { return 1 / (1 + std::exp(-x)); }
+
 void softmax(std::span<float> scores) {
   const float limit = *std::max_element(scores.begin(), scores.end());
   for (float& score : scores) score -= limit;
@@ -77,6 +80,10 @@ class MixtureSteps {
     if (layer.shared_expert.up.empty()) return;
     const MatrixView<float> inner = shared_inner_.view().rows(0, x.rows());
     apply_activated(x, layer.shared_expert, config_.activation, inner, scratch);
+    if (!layer.shared_expert_gate.empty())
+      each_row(x.rows(), [&](size_t i) {
+        scale(inner.row(i), logistic(static_cast<float>(dot(x.row(i), layer.shared_expert_gate))));
+      });
     apply(inner, {&layer.shared_expert.down, out}, Write::add, scratch);
   }
 
@@ -115,7 +122,7 @@ class MixtureSteps {
     for (size_t row = 0; row < x.rows(); ++row) {
       const std::span<float> own = scores.row(row);
       if (config_.mixture.scores == RouterScores::sigmoid)
-        for (float& score : own) score = 1 / (1 + std::exp(-score));
+        for (float& score : own) score = logistic(score);
       else
         softmax(own);
       const std::vector<Scored> chosen = choose(own, layer.router_correction);
@@ -152,6 +159,148 @@ class MixtureSteps {
   std::vector<std::vector<Share>> shares_ = std::vector<std::vector<Share>>(experts_);  // of each expert
 };
 
+/// Layers of the gated delta rule, token by token: the matrix of a value head decays, what it holds at the token's key moves towards the
+/// token's value, and the output is what it then holds at the query.
+class DeltaSteps {
+ public:
+  /// Nothing is allocated for a model without such layers. The plan outlives this.
+  DeltaSteps(const ModelConfig& config, const PrefillPlan& plan)
+      : config_(config),
+        sizes_(config.delta),
+        plan_(plan),
+        rows_(sizes_.layers.empty() ? 0 : plan.chunk),
+        states_(sizes_.layers.empty() ? 0 : plan.documents.size(), std::vector<float>(state_size())) {}
+
+  static size_t floats_per_row(const ModelConfig& config) {
+    if (config.delta.layers.empty()) return 0;
+    return as_size(2 * config.delta.mixed_width() + 2 * config.delta.value_width() +
+                   2 * config.delta.value_heads);
+  }
+
+  void project(const DeltaNet& layer, const LayerInput& x, WorkerScratch& scratch) {
+    const MatrixView<float> mixed = mixed_.view().rows(0, x.rows());
+    const size_t keys = as_size(sizes_.key_width()), values = as_size(sizes_.value_width());
+    const std::array outputs = {LinearOutput{&layer.query, mixed.columns(0, keys)},
+                                LinearOutput{&layer.key, mixed.columns(keys, keys)},
+                                LinearOutput{&layer.value, mixed.columns(2 * keys, values)},
+                                LinearOutput{&layer.gate, gate_.view().rows(0, x.rows())},
+                                LinearOutput{&layer.beta, beta_.view().rows(0, x.rows())},
+                                LinearOutput{&layer.decay, decay_.view().rows(0, x.rows())}};
+    apply(x, outputs, Write::replace, scratch);
+  }
+
+  /// The input of the output matrix for tokens [first, first + count), which were projected.
+  MatrixView<const float> run(const DeltaNet& layer, int index, size_t first, size_t count) {
+    for (size_t i = 0; i < plan_.documents.size(); ++i) {
+      const DocumentPlace& document = plan_.documents[i];
+      size_t begin = std::max(first, document.first);
+      const size_t end = std::min(first + count, document.first + document.tokens);
+      if (begin >= end) continue;
+      if (begin == document.first) start(index, i);
+      const size_t at = plan_.options->state_at, handed_out = document.first + at;
+      if (at > 0 && begin < handed_out && handed_out < end) {
+        mix(layer, states_[i], begin - first, handed_out - first);
+        begin = handed_out;
+      }
+      if (at > 0 && begin == handed_out) kept_[i] = states_[i];
+      mix(layer, states_[i], begin - first, end - first);
+    }
+    each_row(count, [&](size_t row) {
+      const size_t dim = as_size(sizes_.value_dim);
+      for (size_t c = 0; c < out_.cols(); c += dim) {
+        const auto head = out_.row(row).subspan(c, dim);
+        rms_norm(head, layer.norm, config_.norm_epsilon, head);
+      }
+      for (size_t c = 0; c < out_.cols(); ++c) out_(row, c) *= gate_(row, c) * logistic(gate_(row, c));
+    });
+    return std::as_const(out_).view().rows(0, count);
+  }
+
+  std::span<const float> state(size_t document) const {
+    const auto kept = kept_.find(document);
+    return kept == kept_.end() ? states_[document] : kept->second;
+  }
+
+ private:
+  size_t state_size() const { return sizes_.layers.empty() ? 0 : sizes_.state_size(); }
+
+  void start(int index, size_t document) {
+    std::vector<float>& state = states_[document];
+    kept_.erase(document);
+    if (plan_.documents[document].past == 0) {
+      std::ranges::fill(state, 0.0f);
+      return;
+    }
+    const auto past = plan_.batch->cache->state(index, document);
+    if (past.size() != state.size())
+      throw failed("a state of {} numbers; it has {}", past.size(), state.size());
+    std::ranges::copy(past, state.begin());
+  }
+
+  /// Rows [begin, end) of the chunk, consecutive tokens of one document.
+  void mix(const DeltaNet& layer, std::vector<float>& state, size_t begin, size_t end) {
+    const size_t width = mixed_.cols(), before = as_size(sizes_.kernel) - 1, count = end - begin;
+    Matrix<float> window(before + count, width);
+    std::copy_n(state.begin(), before * width, window.data());
+    for (size_t i = 0; i < count; ++i)
+      std::ranges::copy(mixed_.row(begin + i), window.row(before + i).begin());
+    std::copy_n(window.row(count).data(), before * width, state.begin());
+    each_row(count, [&](size_t i) {
+      const auto out = mixed_.row(begin + i);
+      for (size_t c = 0; c < width; ++c) {
+        float sum = 0;
+        for (size_t k = 0; k <= before; ++k) sum += layer.kernel[c * (before + 1) + k] * window(i + k, c);
+        out[c] = sum * logistic(sum);
+      }
+      const size_t dim = as_size(sizes_.key_dim), keys = as_size(sizes_.key_width());
+      for (size_t c = 0; c < 2 * keys; c += dim) {
+        const auto head = out.subspan(c, dim);
+        const float length = 1 / std::sqrt(static_cast<float>(dot(head, head)) + 1e-6f);
+        scale(head, c < keys ? length / std::sqrt(static_cast<float>(dim)) : length);
+      }
+    });
+    parallel_each(as_size(sizes_.value_heads), 1, [&](size_t head) {
+      const size_t rows = as_size(sizes_.key_dim), cols = as_size(sizes_.value_dim);
+      const MatrixView<float> held(state.data() + before * width + head * rows * cols, rows, cols);
+      for (size_t i = begin; i < end; ++i) step(layer, head, i, held);
+    });
+  }
+
+  void step(const DeltaNet& layer, size_t head, size_t row, MatrixView<float> held) {
+    const size_t rows = held.rows(), cols = held.cols(), keys = as_size(sizes_.key_width()),
+                 key_head = head / as_size(sizes_.value_heads / sizes_.key_heads);
+    const auto query = mixed_.row(row).subspan(key_head * rows, rows),
+               key = mixed_.row(row).subspan(keys + key_head * rows, rows),
+               value = mixed_.row(row).subspan(2 * keys + head * cols, cols),
+               out = out_.row(row).subspan(head * cols, cols);
+    const float raw = decay_(row, head) + layer.decay_bias[head],
+                rate = raw > 20 ? raw : std::log1p(std::exp(raw)),
+                decay = std::exp(-layer.decay_rate[head] * rate), beta = logistic(beta_(row, head));
+    std::ranges::fill(out, 0.0f);
+    for (size_t r = 0; r < rows; ++r) {
+      const auto own = held.row(r);
+      for (size_t c = 0; c < cols; ++c) own[c] *= decay, out[c] += own[c] * key[r];
+    }
+    std::vector<float> change(cols);
+    for (size_t c = 0; c < cols; ++c) change[c] = (value[c] - out[c]) * beta, out[c] = 0;
+    for (size_t r = 0; r < rows; ++r) {
+      const auto own = held.row(r);
+      for (size_t c = 0; c < cols; ++c) own[c] += key[r] * change[c], out[c] += own[c] * query[r];
+    }
+  }
+
+  const ModelConfig& config_;
+  const DeltaLayers& sizes_;
+  const PrefillPlan& plan_;
+  const size_t rows_;
+  // Of the present chunk: queries, keys and values; the other projections; the output.
+  Matrix<float> mixed_{rows_, as_size(sizes_.mixed_width())}, gate_{rows_, as_size(sizes_.value_width())},
+      beta_{rows_, as_size(sizes_.value_heads)}, decay_{rows_, as_size(sizes_.value_heads)},
+      out_{rows_, as_size(sizes_.value_width())};
+  std::vector<std::vector<float>> states_;     // of each document in the present layer
+  std::map<size_t, std::vector<float>> kept_;  // those after state_at tokens
+};
+
 class CpuSteps final : public TapedSteps {
  public:
   CpuSteps(const LlamaWeights& weights, const PrefillPlan& plan) : weights_(weights), plan_(plan) {
@@ -179,12 +328,15 @@ class CpuSteps final : public TapedSteps {
   void project(int index, size_t first, size_t count) override {
     const LlamaLayer& layer = weights_.layers[as_size(index)];
     const LayerInput x = normed(layer.attention_norm, first, count);
+    if (config_.is_delta(index)) return delta_.project(layer.delta, x, scratch_);
     const MatrixView<float> query = query_.view().rows(0, count), key = new_key_.view().rows(0, count);
     if (config_.is_latent()) {
       project_latent(layer, x, query, key);
     } else {
-      const std::array outputs = {LinearOutput{&layer.query, query}, LinearOutput{&layer.key, key},
-                                  LinearOutput{&layer.value, new_value_.view().rows(0, count)}};
+      std::vector<LinearOutput> outputs = {
+          {&layer.query, query}, {&layer.key, key}, {&layer.value, new_value_.view().rows(0, count)}};
+      if (!layer.output_gate.empty())
+        outputs.push_back({&layer.output_gate, output_gate_.view().rows(0, count)});
       apply(x, outputs, Write::replace, scratch_);
     }
     if (tape_ && !layer.query_norm.empty()) {
@@ -209,7 +361,17 @@ class CpuSteps final : public TapedSteps {
 
   void finish(int index, size_t first, size_t count) override {
     const LlamaLayer& layer = weights_.layers[as_size(index)];
+    if (config_.is_delta(index)) {
+      add_branch(layer.output, delta_.run(layer.delta, index, first, count), layer.attention_out_norm, first,
+                 nullptr);
+      return add_mlp(layer, read_by_mlp(layer, first, count), first);
+    }
     attend(index, first, count);
+    if (!layer.output_gate.empty())
+      each_row(count, [&](size_t i) {
+        const auto gate = output_gate_.row(i);
+        for (size_t j = 0; j < gate.size(); ++j) attended_(i, j) *= logistic(gate[j]);
+      });
     // Before attention is added, as both read the same states.
     std::optional<LayerInput> mlp_input;
     if (config_.parallel_residual) mlp_input = read_by_mlp(layer, first, count);
@@ -219,6 +381,7 @@ class CpuSteps final : public TapedSteps {
     add_mlp(layer, *mlp_input, first);
   }
 
+  std::span<const float> state(size_t document) const override { return delta_.state(document); }
   MatrixView<float> states() override { return hidden_; }
   PastRows cache() override { return {key_, value_}; }
   void record(LayerTape* tape) override { tape_ = tape; }
@@ -493,7 +656,9 @@ class CpuSteps final : public TapedSteps {
   Matrix<uint16_t> rounded_inner_;
   Matrix<float> query_before_rope_, key_before_rope_;
   Matrix<float> final_normed_, logits_;  // of the rows handed out
+  Matrix<float> output_gate_{config_.output_gate ? chunk_ : 0, as_size(config_.query_width())};
   MixtureSteps mixture_{config_, chunk_};
+  DeltaSteps delta_{config_, plan_};
   WorkerScratch scratch_;
   LayerTape* tape_ = nullptr;
 };
@@ -541,6 +706,7 @@ size_t floats_per_chunk_row(const ModelConfig& config, const PrefillOptions& opt
   // Inputs of matrix products, if these are in bf16: the normed input, and the largest of the others.
   const size_t rounded = (hidden + std::max({hidden, query, attended, mlp}) + 1) / 2;
   return hidden + query + attended + as_size(config.cache_width()) + LatentRows::floats_per_row(config) +
+         DeltaSteps::floats_per_row(config) + (config.output_gate ? query : 0) +
          (options.before_rope ? (options.queries ? query : 0) + key : 0) + (has_branch(config) ? hidden : 0) +
          mlp + MixtureSteps::floats_per_row(config) + rounded;
 }

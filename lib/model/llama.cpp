@@ -47,6 +47,20 @@ void run_layer(PrefillSteps& steps, const PrefillPlan& plan, int layer, bool pro
   }
 }
 
+/// A layer that keeps a state.
+void run_delta_layer(PrefillSteps& steps, const PrefillPlan& plan, int layer, PrefillSink& sink,
+                     const std::function<void(size_t tokens)>& done) {
+  const size_t tokens = plan.batch->tokens.size();
+  for (size_t first = 0; first < tokens; first += plan.chunk) {
+    const size_t count = std::min(plan.chunk, tokens - first);
+    steps.project(layer, first, count);
+    steps.finish(layer, first, count);
+    done(first + count);
+  }
+  for (size_t document = 0; document < plan.documents.size(); ++document)
+    sink.state(layer, document, steps.state(document));
+}
+
 void hand_out_logits(PrefillSteps& steps, const PrefillPlan& plan, PrefillSink& sink) {
   const auto compute = [&](size_t first, size_t end) {
     for (size_t rows = plan.logit_rows; first < end; first += rows)
@@ -106,6 +120,10 @@ PrefillPlan plan_of(const PrefillBatch& batch, const PrefillOptions& options) {
   return plan;
 }
 
+std::span<const float> PastCache::state(int layer, size_t) const {
+  throw usage_error("layer {} keeps a state instead of keys and values, and this cache has none", layer);
+}
+
 void read_past(PrefillSteps& steps, const PrefillPlan& plan, int layer) {
   for (size_t i = 0; i < plan.documents.size(); ++i) {
     if (plan.documents[i].past == 0) continue;
@@ -142,9 +160,11 @@ void LlamaModel::prefill(const PrefillBatch& batch, const PrefillOptions& option
   const double total = static_cast<double>(batch.tokens.size());
   for (int layer = 0; layer < layers; ++layer) {
     const bool projections_only = layer + 1 == layers && options.logits == LogitRows::none;
-    run_layer(*steps, plan, layer, projections_only, sink, [&](size_t tokens) {
+    const auto done = [&](size_t tokens) {
       report(progress, (layer * total + static_cast<double>(tokens)) / layers, total);
-    });
+    };
+    config.is_delta(layer) ? run_delta_layer(*steps, plan, layer, sink, done)
+                           : run_layer(*steps, plan, layer, projections_only, sink, done);
   }
   if (options.logits == LogitRows::later)
     sink.hidden(steps->hidden());

@@ -61,6 +61,9 @@ class PrefillSink {
  public:
   virtual ~PrefillSink() = default;
   virtual void layer(const LayerChunk& chunk) = 0;
+  /// The state of a document in a layer that keeps no keys and values (DeltaLayers::state_size), after all its tokens or
+  /// PrefillOptions::state_at of them. Called in the place of layer().
+  virtual void state(int /*layer*/, size_t /*document*/, std::span<const float> /*state*/) {}
   /// Logits of tokens [first, first + logits.rows()), (n, vocabulary_size); called only if asked for.
   virtual void logits(size_t /*first*/, MatrixView<const float> /*logits*/) {}
   /// Input of the logits of all tokens (LlamaModel::logits): (tokens, hidden_size). Called once, at the
@@ -75,6 +78,8 @@ class PastCache {
   /// Writes those of one layer, keys after the rotary embedding: (past tokens of the document, key_width) and (…,
   /// cached_value_width). Called once for each layer and document, layers ascending, on the calling thread.
   virtual void read(int layer, size_t document, MatrixView<float> keys, MatrixView<float> values) = 0;
+  /// The state of a layer without keys and values after the past tokens, as PrefillSink::state() had it.
+  virtual std::span<const float> state(int layer, size_t document) const;
 };
 
 /// Documents one behind the other.
@@ -124,6 +129,8 @@ struct PrefillOptions {
   LogitRows logits = LogitRows::none;
   /// With LogitRows::all: leaves out so many tokens at the start of each document.
   size_t logits_from = 0;
+  /// Hands out states after so many tokens of each document, past ones aside; 0: after all.
+  size_t state_at = 0;
   /// Computes attention; nullptr: over all tokens before each, or the layer's window of them.
   AttentionMethod* attention = nullptr;
 };
@@ -190,6 +197,8 @@ class PrefillSteps {
   virtual void finish(int layer, size_t first, size_t count) = 0;
   /// The result of project() for this chunk; valid until the next project().
   virtual LayerChunk projected(int layer, size_t first, size_t count) = 0;
+  /// After the last chunk of a layer without keys and values: the document's state. Devices decline models with such layers.
+  virtual std::span<const float> state(size_t /*document*/) const { return {}; }
   /// After all layers: logits of some tokens, count at most the plan's logit_rows; valid until the next call.
   virtual MatrixView<const float> logits(size_t first, size_t count) = 0;
   /// After all layers, last: the input of the logits of all tokens.

@@ -1,6 +1,7 @@
 #include "lib/model/llama_weights.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 
 #include "lib/core/checked.hpp"
@@ -54,6 +55,14 @@ class Loader {
     layer.attention_out_norm = norm(at, names_.attention_out_norm, hidden);
     layer.mlp_norm = norm(at, names_.mlp_norm, hidden);
     layer.mlp_out_norm = norm(at, names_.mlp_out_norm, hidden);
+    if (config_.is_delta(index)) {
+      load_delta(at, layer);
+      if (config_.has_mixture(index))
+        load_experts(at, layer);
+      else
+        layer.mlp = mlp(at);
+      return layer;
+    }
     if (config_.is_latent())
       load_latent(at, layer);
     else
@@ -118,7 +127,14 @@ class Loader {
   void load_projections(const std::string& at, LlamaLayer& layer) const {
     const int hidden = config_.hidden_size, query = config_.query_width(), key = config_.key_width();
     if (names_.fused_qkv.empty()) {
-      layer.query = linear(at, names_.query, query, hidden, config_.qkv_bias);
+      if (config_.output_gate) {
+        const Linear both = linear(at, names_.query, 2 * query, hidden, config_.qkv_bias);
+        const uint64_t head = as_size(config_.head_dim), all = as_size(query);
+        layer.query = part(both, {0, all, head, 2 * head});
+        layer.output_gate = part(both, {head, all, head, 2 * head});
+      } else {
+        layer.query = linear(at, names_.query, query, hidden, config_.qkv_bias);
+      }
       layer.key = linear(at, names_.key, key, hidden, config_.qkv_bias);
       layer.value = linear(at, names_.value, key, hidden, config_.qkv_bias);
       return;
@@ -129,6 +145,41 @@ class Loader {
     layer.query = part(fused, {0, q, in_parts ? q : head, 3 * head});
     layer.key = part(fused, {in_parts ? q : head, k, in_parts ? k : head, 3 * head});
     layer.value = part(fused, {in_parts ? q + k : 2 * head, k, in_parts ? k : head, 3 * head});
+  }
+
+  void load_delta(const std::string& at, LlamaLayer& layer) const {
+    const DeltaLayers& sizes = config_.delta;
+    const std::string own = fmt::format("{}{}", at, names_.delta);
+    const int hidden = config_.hidden_size, keys = sizes.key_width(), values = sizes.value_width(),
+              heads = sizes.value_heads;
+    DeltaNet& delta = layer.delta;
+    if (names_.delta_fused) {
+      const Linear mixed = linear(own, "in_proj_qkvz", 2 * keys + 2 * values, hidden, false),
+                   numbers = linear(own, "in_proj_ba", 2 * heads, hidden, false);
+      const uint64_t groups = as_size(sizes.key_heads), key = as_size(sizes.key_dim),
+                     value = as_size(values) / groups, of_group = 2 * (key + value),
+                     number = as_size(heads) / groups;
+      delta.query = part(mixed, {0, groups * key, key, of_group});
+      delta.key = part(mixed, {key, groups * key, key, of_group});
+      delta.value = part(mixed, {2 * key, groups * value, value, of_group});
+      delta.gate = part(mixed, {2 * key + value, groups * value, value, of_group});
+      delta.beta = part(numbers, {0, groups * number, number, 2 * number});
+      delta.decay = part(numbers, {number, groups * number, number, 2 * number});
+    } else {
+      const Linear mixed = linear(own, "in_proj_qkv", sizes.mixed_width(), hidden, false);
+      delta.query = part(mixed, 0, keys), delta.key = part(mixed, keys, keys);
+      delta.value = part(mixed, 2 * keys, values);
+      delta.gate = linear(own, "in_proj_z", values, hidden, false);
+      delta.beta = linear(own, "in_proj_b", heads, hidden, false);
+      delta.decay = linear(own, "in_proj_a", heads, hidden, false);
+    }
+    delta.kernel =
+        read_floats(tensor(own + "conv1d.weight", {as_size(sizes.mixed_width()), 1, as_size(sizes.kernel)}));
+    delta.decay_bias = vector(own + "dt_bias", heads);
+    delta.decay_rate = vector(own + "A_log", heads);
+    for (float& rate : delta.decay_rate) rate = std::exp(rate);
+    delta.norm = vector(own + "norm.weight", sizes.value_dim);
+    layer.output = linear(own, "out_proj", hidden, values, false);
   }
 
   void load_latent(const std::string& at, LlamaLayer& layer) const {
@@ -179,6 +230,9 @@ class Loader {
     };
     if (const int shared = config_.mixture.shared_width; shared > 0)
       layer.shared_expert = expert(fmt::format("{}{}.", at, names_.shared_expert), shared);
+    if (!names_.shared_expert_gate.empty())
+      layer.shared_expert_gate =
+          read_floats(matrix(fmt::format("{}{}.weight", at, names_.shared_expert_gate), 1, hidden));
     if (!names_.stacked_gate_up.empty()) return load_transposed_experts(at, layer);
     if (names_.experts.empty()) {
       load_linears(at, names_.expert_gate, width, hidden, &Mlp::gate, layer);
@@ -271,6 +325,8 @@ std::vector<Linear*> matrices_of(LlamaWeights& weights, size_t layers, bool head
   const auto add_mlp = [&](Mlp& mlp) { add(mlp.gate), add(mlp.up), add(mlp.down); };
   for (LlamaLayer& layer : std::span(weights.layers).first(layers)) {
     add(layer.query), add(layer.key), add(layer.value), add(layer.output), add(layer.query_down);
+    add(layer.output_gate), add(layer.delta.query), add(layer.delta.key), add(layer.delta.value);
+    add(layer.delta.gate);
     for (Linear& linear : layer.value_up) add(linear);
     add_mlp(layer.mlp), add_mlp(layer.shared_expert);
     for (Mlp& expert : layer.experts) add_mlp(expert);

@@ -39,23 +39,36 @@ struct Mlp {
   Linear up, down;
 };
 
+/// The gated delta rule of a layer (DeltaLayers).
+struct DeltaNet {
+  Linear query, key, value;                   ///< as the convolution reads them, one behind the other
+  Linear gate;                                ///< of the output
+  Linear beta, decay;                         ///< a number for each value head
+  std::vector<float> kernel;                  ///< (mixed_width, kernel)
+  std::vector<float> decay_bias, decay_rate;  ///< of each value head
+  std::vector<float> norm;                    ///< (value_dim)
+};
+
 struct LlamaLayer {
   Norm attention_norm, mlp_norm;          ///< of the inputs of attention and MLP
   Norm attention_out_norm, mlp_out_norm;  ///< of their outputs
   Norm query_norm, key_norm;              ///< of head_dim values, or of all heads together
   Linear query, key, value, output;
+  Linear output_gate;  ///< empty: attention's output is not gated
+  DeltaNet delta;      ///< empty in layers with attention, which these have in its place, with `output`
   /// Latent attention, which has no `value`: `key` makes the latent vector and the turned dimensions behind it; queries
   /// are made from query_down(x), normalised, if that is there. The matrices of each head that make its key, (plain_dim,
   /// rank), and its value, (value_dim, rank), from a latent vector.
   Linear query_down;
   Norm query_down_norm, latent_norm;
   std::vector<Linear> key_up, value_up;
-  Mlp mlp;                               ///< empty in layers with a mixture of experts
-  Linear router;                         ///< (experts, hidden_size)
-  std::vector<Mlp> experts;              ///< empty in layers with an MLP
-  Mlp shared_expert;                     ///< beside them; empty: there is none
-  std::vector<float> router_correction;  ///< of each expert, or empty
-  std::vector<float> sinks;              ///< of each query head, a score without a key; empty: none
+  Mlp mlp;                                ///< empty in layers with a mixture of experts
+  Linear router;                          ///< (experts, hidden_size)
+  std::vector<Mlp> experts;               ///< empty in layers with an MLP
+  Mlp shared_expert;                      ///< beside them; empty: there is none
+  std::vector<float> shared_expert_gate;  ///< (hidden_size); empty: its output is not gated
+  std::vector<float> router_correction;   ///< of each expert, or empty
+  std::vector<float> sinks;               ///< of each query head, a score without a key; empty: none
 };
 
 struct LlamaWeights {

@@ -305,30 +305,31 @@ bool KeyRope::turns() const {
   return std::ranges::any_of(of_layer_, [&](size_t kind) { return !kinds_[kind].frequencies.empty(); });
 }
 
-void KeyRope::turn(TurnWay way, int first_layer, int layers, uint64_t first, MatrixView<float> rows) const {
-  turn_rows(way, first_layer, layers, rows, first, nullptr);
+void KeyRope::turn(TurnWay way, std::span<const int> layers, uint64_t first, MatrixView<float> rows) const {
+  turn_rows(way, layers, rows, first, nullptr);
 }
 
-void KeyRope::turn(TurnWay way, int first_layer, int layers, std::span<const uint64_t> tokens,
+void KeyRope::turn(TurnWay way, std::span<const int> layers, std::span<const uint64_t> tokens,
                    MatrixView<float> rows) const {
   if (tokens.size() != rows.rows()) throw failed("{} rows for {} tokens", rows.rows(), tokens.size());
-  turn_rows(way, first_layer, layers, rows, 0, tokens.data());
+  turn_rows(way, layers, rows, 0, tokens.data());
 }
 
-void KeyRope::turn_rows(TurnWay way, int first_layer, int layers, MatrixView<float> rows, uint64_t first,
+void KeyRope::turn_rows(TurnWay way, std::span<const int> layers, MatrixView<float> rows, uint64_t first,
                         const uint64_t* tokens) const {
-  const auto begin_layer = static_cast<size_t>(first_layer), count = static_cast<size_t>(layers);
+  const size_t count = layers.size();
   if (!known()) throw failed("keys cannot be turned: {}", why_not_);
-  if (first_layer < 0 || layers < 1 || begin_layer + count > of_layer_.size())
-    throw failed("layers {} to {} of {}", first_layer, begin_layer + count - 1, of_layer_.size());
+  for (const int layer : layers)
+    if (layer < 0 || static_cast<size_t>(layer) >= of_layer_.size())
+      throw failed("layer {} of {}", layer, of_layer_.size());
   if (rows.cols() % (count * head_dim_) != 0)
-    throw failed("rows of {} values are not {} layers of whole heads of {}", rows.cols(), layers, head_dim_);
+    throw failed("rows of {} values are not {} layers of whole heads of {}", rows.cols(), count, head_dim_);
   const size_t width = rows.cols() / count, grain = std::max<size_t>(1, kPieceValues / (rows.cols() + 1));
   parallel_for(rows.rows(), grain, [&](size_t begin, size_t end, int) {
     std::vector<Angles> angles(kinds_.size());
     for (size_t i = begin; i < end; ++i)
       for (size_t layer = 0; layer < count; ++layer) {
-        const size_t kind = of_layer_[begin_layer + layer];
+        const size_t kind = of_layer_[static_cast<size_t>(layers[layer])];
         const HeadTurn& how = kinds_[kind];
         if (how.frequencies.empty()) continue;
         angles[kind].move_to(tokens ? tokens[i] : first + i, way, how);

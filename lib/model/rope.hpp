@@ -121,15 +121,15 @@ class KeyRope {
   bool turns() const;
   size_t layers() const { return of_layer_.size(); }
 
-  /// Turns tokens first, first + 1 … of some consecutive layers in place: rows (n, layers * heads * head_dim).
-  void turn(TurnWay way, int first_layer, int layers, uint64_t first, MatrixView<float> rows) const;
+  /// Turns tokens first, first + 1 … of some layers in place: rows (n, layers * heads * head_dim).
+  void turn(TurnWay way, std::span<const int> layers, uint64_t first, MatrixView<float> rows) const;
 
   /// The same for tokens anywhere: row i is token tokens[i].
-  void turn(TurnWay way, int first_layer, int layers, std::span<const uint64_t> tokens,
+  void turn(TurnWay way, std::span<const int> layers, std::span<const uint64_t> tokens,
             MatrixView<float> rows) const;
 
  private:
-  void turn_rows(TurnWay way, int first_layer, int layers, MatrixView<float> rows, uint64_t first,
+  void turn_rows(TurnWay way, std::span<const int> layers, MatrixView<float> rows, uint64_t first,
                  const uint64_t* tokens) const;
 
   std::vector<HeadTurn> kinds_;

@@ -43,9 +43,9 @@ std::vector<CacheRows> heads_of(const Matrix<float>& keys, const Matrix<float>& 
 
 /// Throws Error(failed) for shapes that do not fit and queries that see nothing.
 void check_queries(const GroupShape& group, const CausalQueries& queries, MatrixView<float> out) {
-  if (queries.q_heads < 1 || group.heads < 1 || queries.q_heads % group.heads != 0)
-    throw failed("{} query heads for {} heads of keys", queries.q_heads, group.heads);
-  const size_t layers = as_size(group.layers), heads = layers * as_size(queries.q_heads);
+  if (queries.q_heads < 1 || group.heads() < 1 || queries.q_heads % group.heads() != 0)
+    throw failed("{} query heads for {} heads of keys", queries.q_heads, group.heads());
+  const size_t layers = group.layers.size(), heads = layers * as_size(queries.q_heads);
   const size_t width = heads * group.dims(), count = queries.rows.rows();
   const auto is = [](size_t size, size_t wanted) { return size == 0 || size == wanted; };
   if (queries.rows.cols() != width || out.cols() == 0 || out.cols() % heads != 0 || out.rows() != count ||
@@ -70,9 +70,8 @@ AttentionSource AttentionSource::of_codes(const DocumentView& keys, const Docume
 }
 
 AttentionSource AttentionSource::of_rows(const GroupShape& keys, Read read, int value_dim) {
-  GroupShape values = keys;
-  if (value_dim > 0) values.head_dim = value_dim;
-  return {[widths = std::array{keys.width(), values.width()}, read = std::move(read)](
+  const size_t values = keys.all_heads() * (value_dim > 0 ? as_size(value_dim) : keys.dims());
+  return {[widths = std::array{keys.width(), values}, read = std::move(read)](
               Side side, uint64_t first, MatrixView<const float> factors, MatrixView<float> out) {
     const auto of_side = [&](uint64_t at, MatrixView<float> rows) { read(side, at, rows); };
     read_and_multiply(side, widths[side == Side::value], of_side, first, factors, out);
@@ -85,14 +84,14 @@ AttentionSource AttentionSource::of_decoded(const DocumentView& keys, const Docu
       [&](Side side, uint64_t first, MatrixView<float> rows) {
         (side == Side::key ? keys : values).decode(first, rows);
       },
-      values.shape().head_dim);
+      values.shape().head_dim());
 }
 
 void attend_causally(const GroupShape& group, const AttentionSource& source, const CausalQueries& queries,
                      MatrixView<float> out) {
   check_queries(group, queries, out);
   const size_t count = queries.rows.rows(), dims = group.dims(), heads = group.all_heads(),
-               sharing = static_cast<size_t>(queries.q_heads / group.heads), rows = heads * count * sharing,
+               sharing = static_cast<size_t>(queries.q_heads / group.heads()), rows = heads * count * sharing,
                value_dims = out.cols() / (heads * sharing);
   if (count == 0) return;
   const uint64_t end = std::ranges::max(queries.visible);
@@ -141,7 +140,7 @@ bool attend_decoded(const AttendFunction& on_device, const DocumentView& keys, c
   const GroupShape& group = keys.shape();
   check_queries(group, queries, out);
   const size_t count = queries.rows.rows(), dims = group.dims(), value_dims = values.shape().dims(),
-               sharing = static_cast<size_t>(queries.q_heads / group.heads);
+               sharing = static_cast<size_t>(queries.q_heads / group.heads());
   if (count == 0) return true;
   const auto tokens = static_cast<size_t>(std::ranges::max(queries.visible));
   Matrix<float> decoded[] = {{tokens, group.width()}, {tokens, values.shape().width()}};
@@ -153,7 +152,7 @@ bool attend_decoded(const AttendFunction& on_device, const DocumentView& keys, c
   tasks.reserve(count * heads.size());
   for (size_t query = 0; query < count; ++query)
     for (size_t head = 0; head < heads.size(); ++head) {
-      const uint64_t from = queries.from_of(head / as_size(group.heads), query);
+      const uint64_t from = queries.from_of(head / as_size(group.heads()), query);
       const size_t own = queries.visible[query] - from, q_head = head * sharing;
       if (from > 0) seen.emplace_back(heads[head].keys.rows(from, own), heads[head].values.rows(from, own));
       tasks.push_back({.queries = {queries.rows.row(query).data() + q_head * dims, sharing, dims},
@@ -168,7 +167,7 @@ bool attend_decoded(const AttendFunction& on_device, const DocumentView& keys, c
 void attend_chosen(const DocumentView& keys, const DocumentView& values, const ChosenQueries& queries,
                    MatrixView<float> out, const AttendFunction& on_device) {
   const GroupShape& group = keys.shape();
-  const auto layers = as_size(group.layers), heads = as_size(group.heads);
+  const auto layers = group.layers.size(), heads = as_size(group.heads());
   const auto q_heads = as_size(queries.q_heads), dims = group.dims(), value_dims = values.shape().dims();
   const size_t count = queries.rows.rows(), width = layers * q_heads * dims;
   if (q_heads == 0 || q_heads % heads != 0 ||
@@ -215,17 +214,17 @@ void attend_chosen(const DocumentView& keys, const DocumentView& values, const C
 }
 
 size_t attention_batch(const GroupShape& group, int q_heads) {
-  const size_t vectors = as_size(group.layers) * as_size(q_heads);
+  const size_t vectors = group.layers.size() * as_size(q_heads);
   return std::max<size_t>(1, kScores / kTokens / vectors);
 }
 
 uint64_t attention_bytes(const GroupShape& group, int q_heads, size_t codec_scratch) {
-  const uint64_t vectors = uint64_t{attention_batch(group, q_heads)} * static_cast<uint64_t>(group.layers) *
-                           static_cast<uint64_t>(q_heads);
+  const uint64_t vectors =
+      uint64_t{attention_batch(group, q_heads)} * group.layers.size() * static_cast<uint64_t>(q_heads);
   // Vectors for each query head: itself, its sum, what is added to that, partial sums of a codec (one for 512 tokens,
   // say), and the caller's query and result.
   constexpr uint64_t kCopies = 5 + kTokens / 512;
-  return vectors * (kTokens + kCopies * static_cast<uint64_t>(group.head_dim)) * sizeof(float) +
+  return vectors * (kTokens + kCopies * uint64_t{group.dims()}) * sizeof(float) +
          uint64_t{kTokens} * codec_scratch + uint64_t{kRows} * group.width() * sizeof(float);
 }
 

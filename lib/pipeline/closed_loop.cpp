@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "lib/codec/encoded.hpp"
+#include "lib/codec/model_layers.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -19,24 +20,33 @@ namespace {
 /// The setting's view of a model: shapes, groups of layers, and what all its documents share.
 struct Plan {
   LoopSetting setting;
-  const ModelConfig* config = nullptr;
-  WindowLayers window_layers = WindowLayers::keep;
-  /// Bytes of the shared streams of each group and side, by name; the survey fills it.
-  std::vector<std::vector<std::pair<std::string, std::vector<std::byte>>>> shared;
+  const ModelConfig* config;
+  WindowLayers window_layers;
+  /// A part: a side of a group of layers, or both sides where they are coded together. Only sides that the model stores.
+  std::vector<GroupShape> shapes = {};
+  std::vector<std::vector<size_t>> parts_of_layer = {};  ///< for each layer
+  /// Bytes of the shared streams of each part, by name; the survey fills it.
+  std::vector<std::vector<std::pair<std::string, std::vector<std::byte>>>> shared = {};
 
-  int group_layers() const { return setting.codec->layer_group(); }
-  /// The sides that a group has rows of: no values where these lie in keys.
-  std::span<const Side> sides() const {
-    return setting.codec->sides().first(config->is_latent() ? 1 : setting.codec->sides().size());
+  Plan(const LoopSetting& of, const ModelConfig& model, WindowLayers windows)
+      : setting(of), config(&model), window_layers(windows), parts_of_layer(as_size(model.num_layers)) {
+    const std::vector<LayerShape> layers = layer_shapes_of(model);
+    for (int layer = 0; layer < model.num_layers; ++layer) {
+      const LayerShape own =
+          layers.empty() ? usual_layer(model.num_kv_heads, model.head_dim) : layers[as_size(layer)];
+      const std::vector<int> group = setting.codec->group_of(layer);
+      if (group.back() >= model.num_layers)
+        throw usage_error("a codec of groups of {} layers for a model of {}", group.size(), model.num_layers);
+      for (const Side side : setting.codec->sides())
+        if (const GroupShape shape{group, own, side}; group.front() == layer && shape.width() > 0) {
+          for (const int of_group : group) parts_of_layer[as_size(of_group)].push_back(shapes.size());
+          shapes.push_back(shape);
+        }
+    }
   }
-  size_t parts() const { return sides().size() * as_size(config->num_layers / group_layers()); }
-  GroupShape shape(size_t part) const {
-    return {.first_layer = static_cast<int>(part / sides().size()) * group_layers(),
-            .layers = group_layers(),
-            .heads = config->num_kv_heads,
-            .head_dim = config->head_dim,
-            .side = sides()[part % sides().size()]};
-  }
+
+  size_t parts() const { return shapes.size(); }
+  const GroupShape& shape(size_t part) const { return shapes[part]; }
 
   /// True if any of its parts surveys the documents of a file.
   bool surveys() const {
@@ -48,15 +58,14 @@ struct Plan {
   /// Calls body(side, layer, columns) for all layers that lie side by side in rows of that shape.
   template <class Body>
   static void for_each_layer(const GroupShape& shape, MatrixView<float> rows, const Body& body) {
-    const size_t width = shape.side_width() / as_size(shape.layers);
     for (const Side side : sides_in(shape.side))
-      for (size_t l = 0; l < as_size(shape.layers); ++l)
-        body(side, as_size(shape.first_layer) + l, rows.columns(shape.column_of(side) + l * width, width));
+      for (size_t l = 0; l < shape.layers.size(); ++l)
+        if (shape.layer.width(side) > 0) body(side, as_size(shape.layers[l]), shape.columns(rows, side, l));
   }
 
   /// Number of a prefix's first tokens that do not go through the codec.
   size_t left_out(const GroupShape& shape, size_t tokens) const {
-    return tokens - tokens_kept(window_layers, *config, shape.first_layer, tokens);
+    return tokens - tokens_kept(window_layers, *config, shape.first_layer(), tokens);
   }
 
   /// Tokens of a group from `first` on as the codec takes them: the layers side by side, in the cache's type.
@@ -89,7 +98,7 @@ struct Plan {
         static_cast<size_t>(std::ranges::lower_bound(tokens, uint64_t{first}) - tokens.begin());
     for (size_t i = begin; i < tokens.size(); ++i) result.query_tokens.push_back(tokens[i] - first);
     if (begin < tokens.size())
-      result.queries = prefix.queries[as_size(shape.first_layer)].view().rows(begin, tokens.size() - begin);
+      result.queries = prefix.queries[as_size(shape.first_layer())].view().rows(begin, tokens.size() - begin);
     return result;
   }
 };
@@ -104,7 +113,7 @@ uint64_t stored_bits(const StreamSpec& spec, uint64_t bytes) {
 class CompressedDocument {
  public:
   CompressedDocument(const Plan& plan, const std::vector<uint32_t>& token_ids)
-      : plan_(plan), left_out_(plan.parts()) {
+      : plan_(plan), left_out_(plan.parts()), decoded_(plan.parts()) {
     for (size_t part = 0; part < plan.parts(); ++part) {
       encoded_.emplace_back(plan.setting.codec->streams(plan.shape(part)));
       stores_.push_back(&encoded_.back().add_document(token_ids));
@@ -141,18 +150,17 @@ class CompressedDocument {
   /// The first keys.rows() tokens of a layer, decoded. Tokens that were left out become zeros: no query attends to them.
   /// Layers of a group are to be read in order: the group is decoded once, for the first of them.
   void read(int layer, MatrixView<float> keys, MatrixView<float> values) {
-    const size_t sides = plan_.sides().size(), first_part = sides * as_size(layer / plan_.group_layers());
-    const size_t left_out = left_out_[first_part], there = keys.rows() - left_out;
-    if (layer % plan_.group_layers() == 0 || decoded_.empty() || decoded_[0].rows() != there) {
-      decoded_.resize(sides);
-      parallel_each(sides, 1, [&](size_t i) {
-        const DocumentView& view = *views_[first_part + i];
-        decoded_[i] = Matrix<float>(there, view.shape().width());
-        view.decode(0, decoded_[i]);
-      });
-    }
-    for (size_t i = 0; i < sides; ++i)
-      Plan::for_each_layer(plan_.shape(first_part + i), decoded_[i],
+    const std::vector<size_t>& parts = plan_.parts_of_layer[as_size(layer)];
+    const size_t left_out = left_out_[parts.front()], there = keys.rows() - left_out;
+    parallel_each(parts.size(), 1, [&](size_t i) {
+      const GroupShape& shape = plan_.shape(parts[i]);
+      Matrix<float>& rows = decoded_[parts[i]];
+      if (layer != shape.first_layer() && rows.rows() == there) return;
+      rows = Matrix<float>(there, shape.width());
+      views_[parts[i]]->decode(0, rows);
+    });
+    for (const size_t part : parts) {
+      Plan::for_each_layer(plan_.shape(part), decoded_[part],
                            [&](Side side, size_t of_layer, MatrixView<float> from) {
                              if (of_layer != as_size(layer)) return;
                              const MatrixView<float>& to = side == Side::key ? keys : values;
@@ -162,12 +170,13 @@ class CompressedDocument {
                                plan_.round(to.row(left_out + t));
                              }
                            });
-    if (layer % plan_.group_layers() + 1 == plan_.group_layers()) decoded_.clear();
+      if (layer == plan_.shape(part).layers.back()) decoded_[part] = {};
+    }
   }
 
   /// The index of the tokens in the codes; of codecs that code each layer by itself.
   std::unique_ptr<GrowingSelector> index(int layer, size_t head) const {
-    return views_.at(plan_.sides().size() * as_size(layer))->selector(head, false);
+    return views_.at(plan_.parts_of_layer[as_size(layer)].front())->selector(head, false);
   }
 
   StoredBits stored(uint64_t tokens) const {
@@ -191,7 +200,7 @@ class CompressedDocument {
   std::vector<StreamStore*> stores_;
   std::vector<std::unique_ptr<DocumentView>> views_;  // of these
   std::vector<size_t> left_out_;                      // tokens, of each part
-  std::vector<Matrix<float>> decoded_;                // of the group in work
+  std::vector<Matrix<float>> decoded_;                // of each part, those in work
 };
 
 /// A prefix that waits to be surveyed, in the type of the cache where that is of 16 bits.
@@ -265,13 +274,16 @@ struct SettingRun {
 /// The caches of a batch: one setting's each.
 class BatchCache final : public PastCache {
  public:
-  explicit BatchCache(std::span<CompressedDocument* const> documents) : documents_(documents) {}
+  BatchCache(std::span<CompressedDocument* const> documents, const Prefix& prefix)
+      : documents_(documents), prefix_(prefix) {}
   void read(int layer, size_t document, MatrixView<float> keys, MatrixView<float> values) override {
     documents_[document]->read(layer, keys, values);
   }
+  std::span<const float> state(int layer, size_t) const override { return prefix_.states[as_size(layer)]; }
 
  private:
   std::span<CompressedDocument* const> documents_;
+  const Prefix& prefix_;
 };
 
 LoopScore score_of(std::span<const Judged> judged) {
@@ -407,7 +419,7 @@ struct ClosedLoop::Impl {
       const size_t count = std::min(piece, run.judged() - first);
       std::vector<LayerRows> rows;
       for (size_t i = 0; options.stream > 0 && i < members.size(); ++i) rows.emplace_back(config(), count);
-      BatchCache cache(documents);
+      BatchCache cache(documents, run.prefix());
       run.go_on({first, count, cache, own_judged, rows, selected ? &*selected : nullptr}, meter.run());
       for (size_t i = 0; i < rows.size(); ++i) documents[i]->append(rows[i]);
     }
@@ -452,15 +464,15 @@ struct ClosedLoop::Impl {
 ClosedLoop::ClosedLoop(const LlamaModel& model, const std::vector<LoopSetting>& settings,
                        const LoopOptions& options)
     : impl_(new Impl{model, options, {}}) {
+  if (options.stream > 0 && !model.config().delta.layers.empty())
+    throw usage_error(
+        "the model has layers that keep a state instead of keys and values: a continuation in pieces would need it");
   for (const LoopSetting& setting : settings) {
-    const int layers = model.config().num_layers, group = setting.codec->layer_group();
-    if (layers % group != 0)
-      throw usage_error("a codec of groups of {} layers for a model of {}", group, layers);
     // A document's view refuses to select by codes that have no index.
     const StoredIndex views = [](size_t, int, size_t) { return std::unique_ptr<GrowingSelector>(); };
     if (setting.selection.by != SelectBy::all)
       (void)SelectedAttention(model.config(), {setting.selection}, 0, nullptr, nullptr, views);
-    impl_->plans.push_back({setting, &model.config(), options.window_layers, {}});
+    impl_->plans.emplace_back(setting, model.config(), options.window_layers);
   }
 }
 

@@ -26,6 +26,7 @@ class ReferenceSink final : public PrefillSink {
   /// judged: tokens behind the prefix.
   ReferenceSink(const ModelConfig& config, size_t prefix, size_t judged, size_t queries)
       : prefix_{LayerRows(config, prefix), {}, {}}, hidden_(judged, as_size(config.hidden_size)) {
+    prefix_.states.resize(as_size(config.num_layers));
     for (size_t t = prefix - std::min(prefix, queries); t < prefix; ++t) prefix_.query_tokens.push_back(t);
     for (int layer = 0; layer < config.num_layers; ++layer)
       prefix_.queries.emplace_back(prefix_.query_tokens.size(), as_size(config.query_width()));
@@ -40,6 +41,10 @@ class ReferenceSink final : public PrefillSink {
       if (const size_t first = prefix - prefix_.query_tokens.size(); token >= first)
         std::ranges::copy(chunk.query.row(i), prefix_.queries[layer].row(token - first).begin());
     }
+  }
+
+  void state(int layer, size_t, std::span<const float> state) override {
+    prefix_.states[as_size(layer)].assign(state.begin(), state.end());
   }
 
   void hidden(MatrixView<const float> rows) override {
@@ -72,8 +77,9 @@ void check_document(const LoopDocument& document) {
 
 LayerRows::LayerRows(const ModelConfig& config, size_t tokens) {
   for (int layer = 0; layer < config.num_layers; ++layer) {
-    keys.emplace_back(tokens, as_size(config.key_width()));
-    values.emplace_back(tokens, as_size(config.cached_value_width()));
+    const bool cached = !config.is_delta(layer);
+    keys.emplace_back(tokens, cached ? as_size(config.key_width()) : 0);
+    values.emplace_back(tokens, cached ? as_size(config.cached_value_width()) : 0);
   }
 }
 
@@ -109,6 +115,7 @@ ReferenceRun::ReferenceRun(const LlamaModel& model, const LoopDocument& document
   const uint64_t offsets[] = {0, tokens.size() - 1};
   PrefillOptions prefill = judged_options();
   prefill.queries = queries > 0;
+  prefill.state_at = past_;
   model.prefill({.tokens = tokens.first(offsets[1]), .offsets = offsets}, prefill, sink, progress);
   prefix_ = std::move(sink.prefix());
   hidden_ = std::move(sink.hidden());

@@ -26,7 +26,7 @@ struct LoopDocument {
 /// Throws Error(failed) for a document without a token to judge.
 void check_document(const LoopDocument& document);
 
-/// Keys and values of consecutive tokens, layer by layer: (tokens, key_width) and (tokens, cached_value_width).
+/// Keys and values of consecutive tokens, layer by layer: (tokens, key_width) and (tokens, cached_value_width), or without columns.
 struct LayerRows {
   std::vector<Matrix<float>> keys, values;
 
@@ -40,6 +40,8 @@ struct Prefix {
   LayerRows rows;
   std::vector<uint64_t> query_tokens;
   std::vector<Matrix<float>> queries;  ///< per layer: (query_tokens.size(), num_q_heads * head_dim)
+  /// Of layers without keys and values (DeltaLayers); codecs do not see them.
+  std::vector<std::vector<float>> states = {};
 };
 
 /// The cache of a document's prefix alone; queries: number of its last tokens whose queries are kept. Progress counts tokens.

@@ -119,8 +119,9 @@ LayerRows read_in_pieces(const LlamaModel& model, std::span<const uint32_t> toke
     if (again > 0) whole.read(tokens.subspan(place, again));
     for (size_t layer = 0; layer < as_size(config.num_layers); ++layer) {
       const MatrixView<float> keys = piece.rows().keys[layer];
-      rope.turn(TurnWay::back, static_cast<int>(layer), 1, 0, keys);
-      rope.turn(TurnWay::forward, static_cast<int>(layer), 1, place, keys.rows(joining.begin.size(), count));
+      const int number[] = {static_cast<int>(layer)};
+      rope.turn(TurnWay::back, number, uint64_t{0}, keys);
+      rope.turn(TurnWay::forward, number, uint64_t{place}, keys.rows(joining.begin.size(), count));
       for (const Side side : kSides) {
         const Matrix<float>& from = piece.rows().of(side)[layer];
         for (size_t t = again; t < count; ++t)

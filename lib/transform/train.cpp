@@ -83,14 +83,15 @@ std::vector<float> ladder(double coarsest, double finest) {
 /// Reads runs of a part: rows that are a vector each, followed by its features.
 class RunRows {
  public:
-  explicit RunRows(const VectorSource& source)
+  RunRows(const VectorSource& source, size_t part)
       : source_(source),
-        vectors_(kRun, source.width()),
+        part_(part),
+        vectors_(kRun, source.width(part)),
         features_(kRun, source.features()),
-        together_(kRun, source.width() + source.features()) {}
+        together_(kRun, source.width(part) + source.features()) {}
 
-  MatrixView<float> read(size_t part, const TokenRun& run) {
-    source_.read(part, run.first, vectors_.view().rows(0, run.count));
+  MatrixView<float> read(const TokenRun& run) {
+    source_.read(part_, run.first, vectors_.view().rows(0, run.count));
     if (features_.cols() > 0) source_.read_features(run.first, features_.view().rows(0, run.count));
     for (size_t t = 0; t < run.count; ++t)
       std::ranges::copy(features_.row(t), std::ranges::copy(vectors_.row(t), together_.row(t).begin()).out);
@@ -99,18 +100,19 @@ class RunRows {
 
  private:
   const VectorSource& source_;
+  size_t part_;
   Matrix<float> vectors_, features_, together_;
 };
 
 /// Moments of vectors with their features, over the runs that are not held out. All ranks read the first run, for the origin.
 CovarianceSums moments_of(const VectorSource& source, size_t part, const Team& team) {
   const std::vector<TokenRun> runs = runs_of(source, false);
-  RunRows reader(source);
-  const std::vector<float> origin = CovarianceSums::mean_of_first(reader.read(part, runs.front()));
+  RunRows reader(source, part);
+  const std::vector<float> origin = CovarianceSums::mean_of_first(reader.read(runs.front()));
   auto sums = sum_slices(team, runs.size(), CovarianceSums::count_of_sums(origin.size()),
                          [&](size_t first, size_t end) {
                            CovarianceSums slice(origin, {});
-                           for (size_t i = first; i < end; ++i) slice.add(reader.read(part, runs[i]));
+                           for (size_t i = first; i < end; ++i) slice.add(reader.read(runs[i]));
                            return std::move(slice).sums();
                          });
   return {origin, std::move(sums)};
@@ -182,12 +184,12 @@ Matrix<float> sample_of(const VectorSource& source, size_t part, const Transform
   Matrix<float> sample(basis.components(), starts.back());
   const Analysis analysis(basis, numbers_below<uint32_t>(basis.components()));
   const Scores of_prediction(basis.prediction);
-  RunRows rows(source);
+  RunRows rows(source, part);
   const TeamShare own = team.share(runs.size());
   for (size_t i = own.begin; i < own.end; ++i) {
     const size_t count = runs[i].count;
-    const auto together = rows.read(part, runs[i]), piece = together.columns(0, source.width());
-    const Matrix<float> scores = of_prediction.of(together.columns(source.width(), source.features()));
+    const auto together = rows.read(runs[i]), piece = together.columns(0, source.width(part));
+    const Matrix<float> scores = of_prediction.of(together.columns(piece.cols(), source.features()));
     for (size_t t = 0; t < count; ++t)
       for (size_t c = 0; c < piece.cols(); ++c) piece(t, c) -= basis.mean[c];
     parallel_for(sample.rows(), kComponentGrain, [&](size_t begin, size_t end, int) {
@@ -204,12 +206,12 @@ std::vector<FirstTokens> first_tokens_of(const VectorSource& source, std::span<c
   std::vector<FirstTokens> firsts;
   const uint64_t count = source.first_tokens();
   if (training.first_finer == 0 || count < kMinFirstTokens) return firsts;
-  Matrix<float> rows(count, source.width());
   const TeamShare own = team.share(count);
   for (size_t part = 0; part < source.parts(); ++part) {
+    Matrix<float> rows(count, source.width(part));
     source.read_first_tokens(part, own.begin, rows.view().rows(own.begin, own.count()));
     team.gather(std::span(rows.data(), rows.size()), count);
-    firsts.push_back(learn_first_tokens(rows, bases[part].metric, source.width() / training.head_dim, steps,
+    firsts.push_back(learn_first_tokens(rows, bases[part].metric, rows.cols() / source.head_dim(part), steps,
                                         training.first_finer));
   }
   return firsts;
@@ -242,7 +244,8 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
   // Bases take most of the time, samples and levels the rest.
   const double parts = static_cast<double>(source.parts()), all = 2 * parts + 1;
   LearnedTransform result;
-  result.values = parts * static_cast<double>(source.width());
+  for (size_t part = 0; part < source.parts(); ++part)
+    result.values += static_cast<double>(source.width(part));
   std::vector<LearnedBasis> learned = bases_of(
       source, metrics, training.rank, [&](double done) { report(progress, done, all, "bases"); }, team);
   const double coarsest = step_for(learned, training.least_bits * result.values),
@@ -270,12 +273,14 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
   return result;
 }
 
-uint64_t learn_transform_bytes(uint64_t width, uint64_t features, uint64_t parts, uint64_t tokens) {
-  const uint64_t square = (width + features) * (width + features);
+uint64_t learn_transform_bytes(std::span<const size_t> widths, uint64_t features, uint64_t tokens) {
+  const uint64_t widest = std::ranges::max(widths) + features, square = widest * widest;
+  uint64_t samples = 0;
+  for (const uint64_t width : widths)
+    samples += width * (width + std::min<uint64_t>(kMaxSampled, tokens)) * sizeof(float);
   // The weighted covariance of one part (sums, covariance, two products; the sums of slices before it and the eigenproblem
   // behind it take less), then vectors and samples of all.
-  return 4 * square * sizeof(double) +
-         parts * width * (width + std::min<uint64_t>(kMaxSampled, tokens)) * sizeof(float);
+  return 4 * square * sizeof(double) + samples;
 }
 
 }  // namespace kvcodec

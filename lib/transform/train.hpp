@@ -17,12 +17,14 @@
 
 namespace kvcodec {
 
-/// Vectors to learn from: each part has tokens() vectors of width() values.
+/// Vectors to learn from: each part has tokens() vectors of width(part) values.
 class VectorSource {
  public:
   virtual ~VectorSource() = default;
   virtual size_t parts() const = 0;
-  virtual size_t width() const = 0;
+  virtual size_t width(size_t part) const = 0;
+  /// Values of a vector that share a class in first tokens; a divisor of its width.
+  virtual size_t head_dim(size_t /*part*/) const { return 1; }
   virtual uint64_t tokens() const = 0;
   /// Vectors [first, first + out.rows()) of a part to out: (n, width), finite. Called from one thread.
   virtual void read(size_t part, uint64_t first, MatrixView<float> out) const = 0;
@@ -40,7 +42,6 @@ struct TransformTraining {
   double max_bits = 2, least_bits = 0.1;  ///< per value, about: the ends of the ladder
   LevelOptions levels = {};
   size_t rank = 0;          ///< of predictions; 0: as learn_prediction chooses
-  size_t head_dim = 1;      ///< values that share a class in first tokens
   double first_finer = 16;  ///< 0: first tokens are not learned
 };
 
@@ -60,8 +61,8 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
                                  const TransformTraining& training, const Progress& progress = {},
                                  const Team& team = alone());
 
-/// Approximate maximum of the bytes that learn_transform() takes for so many tokens of `parts` parts with vectors and features of these
-/// widths.
-uint64_t learn_transform_bytes(uint64_t width, uint64_t features, uint64_t parts, uint64_t tokens);
+/// Approximate maximum of the bytes that learn_transform() takes for so many tokens, of parts with vectors of these widths and with so many
+/// features.
+uint64_t learn_transform_bytes(std::span<const size_t> widths, uint64_t features, uint64_t tokens);
 
 }  // namespace kvcodec

@@ -42,7 +42,7 @@ void check_close(const Matrix<float>& a, const Matrix<float>& b, const std::stri
 }
 
 void run_side(const Codec& codec, const GroupShape& shape, size_t tokens) {
-  const size_t heads = size_t(shape.heads);
+  const size_t heads = size_t(shape.heads());
   const Matrix<float> rows = normal_rows(tokens, shape.width(), true, 1);
   const DocumentRows views[] = {rows.view()};
   const double values = double(rows.size());
@@ -104,7 +104,6 @@ int main(int argc, char** argv) {
         {.num_layers = 1, .heads = heads, .head_dim = int(kDim), .storage = DType::bf16, .book = nullptr});
     fmt::print("-- {}\n", coder);
     for (const size_t tokens : {16384, 65536})
-      for (const Side side : kSides)
-        run_side(*codec, {.layers = 1, .heads = heads, .head_dim = int(kDim), .side = side}, tokens);
+      for (const Side side : kSides) run_side(*codec, usual_group(0, 1, heads, int(kDim), side), tokens);
   }
 }

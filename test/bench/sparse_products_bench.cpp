@@ -104,8 +104,7 @@ void measure_model(const Model& model, size_t tokens) {
     const SparseForm form{
         .atoms = kAtoms, .sparsity = kPairs, .coefficients = CoefficientType::i8, .sorted = sorted};
     const auto codec = codec_from_record(entry, parameters_of(form, record), context);
-    const GroupShape shape{
-        .first_layer = 0, .layers = model.layers, .heads = model.heads, .head_dim = model.head_dim};
+    const GroupShape shape = usual_group(0, model.layers, model.heads, model.head_dim);
     Rng rng(3);
     Encoded encoded(form.streams());
     SparsePairs pairs;

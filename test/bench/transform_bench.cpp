@@ -294,7 +294,7 @@ void run_kvcomp(const Matrix<float>& rows) {
     encoded.clear(), shapes.clear();
     for (int side = 0; side < 2; ++side)
       for (int layer = 0; layer < kLayers; ++layer) {
-        shapes.push_back({layer, 1, kHeads, kDim, kSides[side]});
+        shapes.push_back(usual_group(layer, 1, kHeads, kDim, kSides[side]));
         const DocumentRows views[] = {rows.view().columns(size_t(side * kLayers + layer) * width, width)};
         encoded.push_back(encode_in_memory(*codec, shapes.back(), views));
       }
@@ -321,7 +321,7 @@ int main(int argc, char** argv) {
   set_num_threads(argc > 1 ? std::atoi(argv[1]) : 1);
   const size_t tokens = argc > 2 ? size_t(std::atoi(argv[2])) : 2048;
   bench::print_header("transform");
-  const GroupShape shape{0, kLayers, kHeads, kDim, Side::both};
+  const GroupShape shape = usual_group(0, kLayers, kHeads, kDim, Side::both);
   const Book book = to_book(make_book(shape));
   const TransformBook learned = transform_book_from(book);
   const LevelTables tables(learned.classes, learned.options.rate_distortion);

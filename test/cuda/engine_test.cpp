@@ -64,11 +64,8 @@ Pair make_pair(const test::CodecCase& row, int heads, int head_dim, Side side, E
   pair.plain = test::codec_of(row, context);
   context.engine = &engine;
   pair.with_device = test::codec_of(row, context);
-  pair.shape = {.first_layer = 0,
-                .layers = pair.plain->layer_group(),
-                .heads = heads,
-                .head_dim = head_dim,
-                .side = pair.plain->joint() ? Side::both : side};
+  pair.shape = {pair.plain->group_of(0), usual_layer(heads, head_dim),
+                pair.plain->joint() ? Side::both : side};
   return pair;
 }
 

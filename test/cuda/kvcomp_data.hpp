@@ -40,11 +40,7 @@ inline kvcomp::StoredBlocks read_blocks(const kvcomp::Layout& layout, const Stre
 /// Rows of one side, their codec, and what it made of them.
 struct KvcompDocument {
   KvcompDocument(const KvcompCase& c, uint64_t seed) {
-    shape = {.first_layer = 0,
-             .layers = 1,
-             .heads = static_cast<int>(c.heads),
-             .head_dim = static_cast<int>(c.dims),
-             .side = c.side};
+    shape = usual_group(0, 1, static_cast<int>(c.heads), static_cast<int>(c.dims), c.side);
     rows = Matrix<float>(c.tokens, c.heads * c.dims);
     parallel_for(rows.cols(), 16, [&](size_t begin, size_t end, int) {
       for (size_t j = begin; j < end; ++j) {
@@ -61,7 +57,7 @@ struct KvcompDocument {
       }
     });
     const CodecContext context{
-        .num_layers = 1, .heads = shape.heads, .head_dim = shape.head_dim, .storage = c.storage};
+        .num_layers = 1, .heads = shape.heads(), .head_dim = shape.head_dim(), .storage = c.storage};
     const CodecEntry& entry = find_codec("kvcomp");
     const auto options = entry.make_options();
     std::vector<std::pair<std::string, Scalar>> settings{{"sink", int64_t{0}},

@@ -17,8 +17,6 @@ import numpy as np
 BOOKS = ("dictionary", "codebooks", "transform")
 # Of caches whose layers, and keys and values, have one shape; of others; of those whose layers leave out tokens.
 FILE_TYPES = ("kv", "dictionary", "codebooks", "transform", "codes", "index", "outputs", "selection", "sensitivity")
-OF_ANY_CACHE = ("kv", "codes")
-OF_LAYERS_ALIKE = ("index", "selection", "outputs")
 CATEGORIES = ["payload", "ids", "scales", "tables", "offsets", "exempt"]
 PIECE = 65536
 TYPES = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i32": "<i4", "i64": "<i8", "f32": "<f4", "f64": "<f8"}
@@ -116,7 +114,6 @@ class File:
         self.type, version = text(a["kvcodec_type"]), int(a["kvcodec_version"])
         require(self.type in FILE_TYPES and version == 1, f"{path}: {self.type} version {version}")
         shaped, partial = "layer_heads" in a, "/documents/left_out" in self.file
-        require(self.type in OF_ANY_CACHE or not partial and (not shaped or self.type in OF_LAYERS_ALIKE), f"{path}: layers of several shapes")
         require(wanted in (None, self.type), f"{path}: is a {self.type} file")
         require(len(a["history"]) >= 1 and text(a["generator"]) and text(a["created"]).endswith("Z"), "header")
         for name in ("model", "rope_scaling", "source"):
@@ -429,9 +426,19 @@ class Codes(File):
         require(self.storage in ("bf16", "f16", *(["f32"] if exact else [])) and text(a["source_dtype"]) in ("bf16", "f16", "f32"), "types")
         self.names, self.offset = self.names_and_offsets()
         self.groups = [int(n) for n in a["groups"]]
+        self.members = {first: list(range(first, first + self.group)) for first in self.groups}
+        if "group_of_layer" in a:
+            groups = [int(n) for n in a["group_of_layer"]]
+            require(len(groups) == self.num_layers, "group_of_layer")
+            self.members = {first: [layer for layer, group in enumerate(groups) if group == first] for first in self.groups}
+            require(max(len(layers) for layers in self.members.values()) == self.group, "layer_group")
         for first, following in zip(self.groups, self.groups[1:] + [self.num_layers]):
-            require(first + self.group <= following, "groups overlap")
+            layers = self.members[first]
+            require(layers[0] == first < following and layers[-1] < self.num_layers, "groups")
+            require("group_of_layer" in a or layers[-1] < following, "groups overlap")
             require(self.shapes[first][0] > 0, "a group of nothing")
+            require(len({self.shapes[layer] for layer in layers}) == 1, "shapes in a group")
+            require(self.left_out is None or (self.left_out[:, layers] == self.left_out[:, [first]]).all(), "tokens in a group")
         self.read_layouts()
         self.data, self.parts = self.file["/data"], self.file["/parts"][:].astype("i8")
         require(self.data.ndim == 1 and type_name(self.data) == "u8", "/data")
@@ -455,7 +462,6 @@ class Codes(File):
         a = self.file.attrs
         self.numbers = [int(n) for n in a["side_layout"]]
         self.joint = int(a.get("joint", 0)) == 1
-        require((len(set(self.shapes)) == 1 and self.left_out is None) or (self.group == 1 and not self.joint), "shapes in a group")
         require(len(self.numbers) == len(self.sides()) + 1 and self.numbers.count(self.numbers[-1]) == 1, "side_layout")
         require(set(self.numbers) == set(range(len(a["layouts"]))), "layouts")
         self.layouts = [[Stream(stream, self.packed, i == self.numbers[-1]) for stream in json.loads(text(layout))]
@@ -506,9 +512,9 @@ class Codes(File):
         counted["index"] += sum(size(self.file[name]) for name in tables)
         counted["embedded_book"] = sum(size(self.file["/book/" + text(n)]) for n in self.file["/book"].attrs["arrays"]) \
             if "/book" in self.file else 0
-        counted["values"] = self.group * sum(
-            int(self.held(layer).sum()) * self.stored(layer, side)[0] * self.stored(layer, side)[1] * layers_of(side, 1)
-            for layer, side in self.sides())
+        counted["values"] = sum(
+            len(self.members[layer]) * int(self.held(layer).sum()) * self.stored(layer, own)[0] * self.stored(layer, own)[1]
+            for layer, side in self.sides() for own in (("key", "value") if side == "both" else (side,)))
         stored = json.loads(text(self.file.attrs["ledger"]))
         require(stored == counted, f"ledger {stored}, counted {counted}")
 
@@ -1517,6 +1523,54 @@ DECODERS = {"transform": decode_transform, "rvq": decode_rvq, "none": decode_non
             "fp8": decode_fp8, "lossless": decode_lossless}
 
 
+class OfKind:
+    """A book of several kinds of layers, or a group of it, as the book of one of them."""
+
+    def __init__(self, book, kind, path=""):
+        self.book, self.kind, self.path = book, kind, path
+        self.attrs = book.attrs
+        if path == "":
+            own = {name.removeprefix(f"{kind}/"): value for name, value in json.loads(text(book.attrs["parameters"])).items()
+                   if not name.partition("/")[0].isdigit() or name.startswith(f"{kind}/")}
+            self.attrs = {**book.attrs, "parameters": json.dumps(own)}
+
+    def names(self, name):
+        own = f"{self.path}{name}"
+        return [path for path in (f"{self.kind}/{own}", own) if path in self.book]
+
+    def __contains__(self, name):
+        return bool(self.names(name))
+
+    def __getitem__(self, name):
+        found = self.book[self.names(name)[0]]
+        return OfKind(self.book, self.kind, f"{self.path}{name}/") if isinstance(found, h5py.Group) else found
+
+
+def kinds_of(book):
+    """The layers of each kind that a book names; none if they are alike."""
+    named = json.loads(text(book.attrs["parameters"])).get("kinds")
+    kinds = [[int(layer) for layer in kind.split(",")] for kind in named.split(";")] if named else []
+    require(len(set(sum(kinds, []))) == len(sum(kinds, [])) and all(kind == sorted(kind) for kind in kinds), "kinds")
+    require([kind[0] for kind in kinds] == sorted(kind[0] for kind in kinds), "the order of kinds")
+    return kinds
+
+
+def in_kind(codes, book, layer):
+    """Codes, book and layer as the codec of the layer's kind knows them."""
+    kinds = kinds_of(book) if book is not None else []
+    codes = copy.copy(codes)
+    codes.group = len(codes.members[layer])
+    for number, layers in enumerate(kinds):
+        if layer in layers:
+            require(len({codes.shapes[other] for other in layers}) == 1, "a kind of several shapes")
+            codes.num_layers = len(layers)
+            places = [layers.index(other) for other in codes.members[layer]]
+            require(places == list(range(places[0], places[0] + codes.group)), "a group with gaps")
+            return codes, OfKind(book, number), places[0]
+    require(not kinds, "a layer of no kind")
+    return codes, book, layer
+
+
 def of_side(codes, side):
     """Codes as the codec of a side knows them: of a pair of codecs its name and its parameters."""
     if "+" not in codes.codec:
@@ -1593,17 +1647,18 @@ def decode(path, kv_path, book_path=None):
             if key not in decoded:
                 rows = codes.streams(layer, side, document)
                 codes.heads, codes.dim = codes.stored(layer, side)
-                own = of_side(codes, side)
+                own, own_book, place = in_kind(of_side(codes, side), book, layer)
                 ids = (codes.index[document]["tokens"],) if own.codec == "transform" and "tokens" in codes.index[document] else ()
-                decoded[key] = decode_document(own, book, layer, side, rows, int(codes.held(layer)[first:end].sum()), *ids)
+                decoded[key] = decode_document(own, own_book, place, side, rows, int(codes.held(layer)[first:end].sum()), *ids)
                 rope = codes.parameters.get("rope", "keep")
                 require(rope in ("keep", "undo"), f"rope is {rope}")
                 if rope == "undo" and side != "value":
                     decoded[key] = turned_keys(codes, decoded[key])
-            for i in range(layers_of(side, codes.group)):
-                own = ("key", "value")[i // codes.group] if side == "both" else side
-                begins, ends = (int(kv.held(layer + i % codes.group)[:token].sum()) for token in (first, end))
-                expected = floats(kv.file[f"/layers/{layer + i % codes.group}/{own}"], slice(begins, ends))
+            members = codes.members[layer]
+            for i in range(layers_of(side, len(members))):
+                own, number = ("key", "value")[i // len(members)] if side == "both" else side, members[i % len(members)]
+                begins, ends = (int(kv.held(number)[:token].sum()) for token in (first, end))
+                expected = floats(kv.file[f"/layers/{number}/{own}"], slice(begins, ends))
                 if isinstance(decoded[key], tuple):
                     values, slack = (array[:, i] for array in decoded[key])
                     least, most = (rounded((values + sign * slack).astype("<f4"), kind) for sign in (-1, 1))
@@ -1614,7 +1669,7 @@ def decode(path, kv_path, book_path=None):
                     found = rounded(decoded[key][:, i], kind)
                     require(found.shape == expected.shape, "shapes differ")
                     differ = np.count_nonzero(found.view("<u4") != expected.view("<u4"))
-                require(differ == 0, f"layer {layer + i % codes.group} {own}, document {document}: {differ} values differ")
+                require(differ == 0, f"layer {number} {own}, document {document}: {differ} values differ")
     seen = "".join(f", {count} {name}" for name, count in seen_of_codec.items())
     seen += f", {places_seen} rows of places" if places_seen > 0 else ""
     print(f"{path}: {codes.codec}, {len(codes.names)} documents, {int(codes.offset[-1])} tokens{seen}: as decoded by kvcodec, "
@@ -1653,8 +1708,9 @@ def check(path):
         check_kv(file)
     elif file.type in BOOKS:
         check_book(file.file, file.type)
-        if file.type == "transform":
-            check_transform(file.file)
+        for number in range(len(kinds_of(file.file)) or 1):
+            if file.type == "transform":
+                check_transform(OfKind(file.file, number) if kinds_of(file.file) else file.file)
     elif file.type == "index":
         check_index(file)
     elif file.type == "outputs":

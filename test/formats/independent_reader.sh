@@ -47,6 +47,12 @@ make_shaped() {
     --document a:0:300 --document none:0:0 --document b:0:41 "$@" -o shaped.h5
 }
 
+# Two kinds of layers, one behind the other in turns, and layers that keep nothing.
+make_kinds() {
+  "$make_kv" --layers 7 --heads 2 --dim 32 --shape none --shape 2:20:20 --shape 1:32:32 --shape 2:20:20 --shape none --shape 1:32:32 \
+    --shape 2:20:20 --document a:0:2000 --document none:0:0 --document b:0:341 -o kinds.h5
+}
+
 # Layers that leave out tokens.
 make_partial() {
   "$make_kv" --layers 3 --heads 2 --dim 20 --rope-theta 10000 --window 16 --window 0 --window 130 --document a:0:300 --document none:0:0 \
@@ -332,6 +338,10 @@ sparse() {
   train wide --atoms 300 --sparsity 9 --atom-type i8
   some_codes wide
   read_pairs
+  make_kinds
+  train kinds --atoms 60 --sparsity 4 --dict-scope layer
+  coded kinds --codec sparse
+  read_pairs
   train kv --atoms 60 --sparsity 5 --dict-scope layer
   some_codes kv
   read_pairs
@@ -386,6 +396,8 @@ rvq() {
   differ $codes half.h5
   make_weighed
   codebooks told "--window 30" -- --weights weights.h5
+  make_kinds
+  codebooks kinds "--window 20" -- --entries-value 20 --entries-low 30 --entries-high 17
   # shellcheck disable=SC2086
   reader check $all_codebooks
 }
@@ -447,6 +459,12 @@ with h5py.File("loud.h5", "r+") as file:
 
   learned train --layer-group 1 --sides apart --most-bits 0.02 --least-bits 0.01
   coded kv --codec transform --rung 0
+  read_pairs
+
+  make_kinds
+  learned kinds
+  coded kinds --codec transform --bits 1.5
+  coded kinds --codec transform --layers 2,5 --sink 0
   read_pairs
 
   # Predicted from ids, of which those of a text are.

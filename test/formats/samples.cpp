@@ -157,9 +157,7 @@ void SampleCodes::add_document(uint64_t length, uint64_t seed) {
                       seed * 100 + static_cast<uint64_t>(layer) * 2 + (side == Side::value)));
 }
 
-GroupShape SampleCodes::shape(int layer, Side side) const {
-  return {layer, info.layer_group, info.model.num_kv_heads, info.model.head_dim, side};
-}
+GroupShape SampleCodes::shape(int layer, Side side) const { return info.shape(layer, side); }
 
 Encoded SampleCodes::encoded(int layer, Side side) const {
   Encoded result(codec.streams(shape(layer, side)));

@@ -42,7 +42,9 @@ class SampleCodec final : public Codec {
   explicit SampleCodec(int layer_group = 1) : layer_group_(layer_group) {}
 
   Record parameters() const override;
-  int layer_group() const override { return layer_group_; }
+  std::vector<int> group_of(int layer) const override {
+    return consecutive(layer - layer % layer_group_, layer_group_);
+  }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override;
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override;
 

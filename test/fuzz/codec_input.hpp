@@ -137,14 +137,14 @@ inline std::unique_ptr<Codec> choose_codec(Bytes& input, CodecContext& context, 
 /// The shape of one side, which the input chooses, of the context's only layer.
 inline GroupShape choose_side(const Codec& codec, const CodecContext& context, Bytes& input) {
   const Side side = input.byte() % 2 ? Side::value : Side::key;
-  return {0, codec.layer_group(), context.heads, context.head_dim, codec.joint() ? Side::both : side};
+  return {codec.group_of(0), context.layer_shape(0), codec.joint() ? Side::both : side};
 }
 
 /// Products of tokens [first, first + count) with vectors of ones, two for each head.
 inline void multiply(const DocumentView& document, uint64_t first, size_t count) {
   const GroupShape& shape = document.shape();
-  const size_t vectors = 2 * static_cast<size_t>(shape.layers * shape.heads);
-  Matrix<float> per_channel(vectors, static_cast<size_t>(shape.head_dim)), per_token(vectors, count);
+  const size_t vectors = 2 * static_cast<size_t>(shape.layers * shape.heads());
+  Matrix<float> per_channel(vectors, static_cast<size_t>(shape.head_dim())), per_token(vectors, count);
   if (shape.side == Side::key) {
     std::fill_n(per_channel.data(), per_channel.size(), 1.0f);
     document.multiply(first, per_channel, per_token);

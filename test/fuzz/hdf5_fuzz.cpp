@@ -59,21 +59,17 @@ std::unique_ptr<Codec> codec_of(const CodesReader& codes) {
   const CodesInfo& info = codes.info();
   const CodecEntry& entry = find_codec(info.codec);
   const ModelInfo& model = info.model;
-  if (entry.capabilities.needs_book || !model.one_shape()) return nullptr;
+  if (entry.capabilities.needs_book) return nullptr;
   const CodecContext context{.num_layers = model.num_layers,
                              .heads = model.num_kv_heads,
                              .head_dim = model.head_dim,
-                             .one_shape = info.documents.whole(),
+                             .layer_shapes = model.layer_shapes,
                              .query_heads = model.num_q_heads,
                              .storage = info.storage,
                              .rope = key_rope_of(model)};
   auto codec = codec_from_record(entry, info.parameters, context);
   codes.check_streams(*codec);
   return codec;
-}
-
-GroupShape shape_of(const CodesInfo& info, int group, Side side) {
-  return {group, info.layer_group, info.model.num_kv_heads, info.model.head_dim, side};
 }
 
 /// The streams that `decode` reads.
@@ -86,7 +82,7 @@ void decode_all(const std::string& name) {
     for (const Side side : info.sides(group))
       for (size_t document = 0; document < info.documents.count(); ++document)
         fuzz::expect_refusal_or_success([&] {
-          const GroupShape shape = shape_of(info, group, side);
+          const GroupShape shape = info.shape(group, side);
           const auto streams = codes.document(side, group, document);
           const auto view = codec->open(shape, *streams);
           Matrix<float> rows(view->tokens(), shape.width());
@@ -97,7 +93,7 @@ void decode_all(const std::string& name) {
 bool surveys(const Codec& codec, const CodesInfo& info) {
   return std::ranges::any_of(info.groups, [&](int group) {
     return std::ranges::any_of(info.sides(group), [&](Side side) {
-      return codec.survey_scope(shape_of(info, group, side)) != SurveyScope::none;
+      return codec.survey_scope(info.shape(group, side)) != SurveyScope::none;
     });
   });
 }
@@ -121,7 +117,7 @@ void append_in_place(const std::string& bytes) {
       CodesWriter writer(output, base, info, *codec, {ids, positions});
       for (const int group : info.groups)
         for (const Side side : info.sides(group)) {
-          const GroupShape shape = shape_of(info, group, side);
+          const GroupShape shape = info.shape(group, side);
           codec->append(shape, test::random_rows(3, shape.width(), 1),
                         writer.document(side, group, info.documents.count() - 1));
         }

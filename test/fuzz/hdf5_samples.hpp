@@ -129,7 +129,7 @@ inline void write_coded_sample(const std::string& path, const char* name) {
   const auto codec = make_codec(entry, *entry.make_options(), context, RopeChoice::keep);
   info.codec = name;
   info.parameters = codec->parameters();
-  info.layer_group = codec->layer_group();
+  info.layer_group = static_cast<int>(codec->group_of(0).size());
   for (int layer = 0; layer < 2; layer += info.layer_group) info.groups.push_back(layer);
   constexpr uint64_t kLengths[] = {40, 9};
   std::vector<uint32_t> tokens(49, 3);
@@ -141,7 +141,7 @@ inline void write_coded_sample(const std::string& path, const char* name) {
   for (const int group : info.groups)
     for (const Side side : kSides)
       for (size_t d = 0; d < std::size(kLengths); ++d) {
-        const GroupShape shape{group, info.layer_group, 2, 8, side};
+        const GroupShape shape = info.shape(group, side);
         codec->append(shape, test::random_rows(kLengths[d], shape.width(), d),
                       writer.document(side, group, d));
       }

@@ -21,8 +21,7 @@ class ByAttend final : public AttentionMethod {
   ByAttend(const ModelConfig& config, const ScoreForms& forms) : config_(config), forms_(forms) {}
 
   void attend(const AttentionRows& rows) override {
-    const GroupShape shape{
-        .first_layer = rows.layer, .heads = config_.num_kv_heads, .head_dim = config_.head_dim};
+    const GroupShape shape = usual_group(rows.layer, 1, config_.num_kv_heads, config_.head_dim);
     const auto source = AttentionSource::of_rows(
         shape,
         [&](Side side, uint64_t first, MatrixView<float> out) {

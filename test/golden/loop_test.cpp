@@ -7,6 +7,7 @@
 #include "formats/io/json_file.hpp"
 #include "formats/models/model_config.hpp"
 #include "formats/models/safetensors.hpp"
+#include "lib/codec/model_layers.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/pipeline/closed_loop.hpp"
 #include "test/test.hpp"
@@ -25,8 +26,8 @@ double sum(const std::vector<double>& values) {
 
 }  // namespace
 
-TEST_CASE("closed loop: models with latent attention go on from what codecs keep of their one key") {
-  for (const std::string name : {"deepseek_v2-2", "deepseek_v3-long"}) {
+TEST_CASE("closed loop: models with latent attention, or layers without any, go on from what codecs keep") {
+  for (const std::string name : {"deepseek_v2-2", "deepseek_v3-long", "qwen3_next-1", "qwen3_5-1"}) {
     CAPTURE(name);
     const std::string folder = test::source_dir() + "/test/golden/model/" + name;
     const ModelDescription description = read_model_config(folder);
@@ -43,7 +44,7 @@ TEST_CASE("closed loop: models with latent attention go on from what codecs keep
                                          {.num_layers = config.num_layers,
                                           .heads = config.num_kv_heads,
                                           .head_dim = config.head_dim,
-                                          .one_shape = false,
+                                          .layer_shapes = layer_shapes_of(config),
                                           .storage = none ? DType::f32 : DType::bf16}));
       settings.push_back({codecs.back().get(), none ? DType::f32 : DType::bf16, {}});
     }
@@ -55,8 +56,9 @@ TEST_CASE("closed loop: models with latent attention go on from what codecs keep
       CHECK_GT(result.settings[lossy].sums.divergence, 0);
       CHECK_LT(result.settings[lossy].sums.divergence / n, 0.5);
     }
-    // Only keys are stored, in at least 4 bits, or in 16.
-    const uint64_t values = 120 * static_cast<uint64_t>(config.num_layers * config.head_dim);
+    // Only keys are stored of latent attention, and nothing of layers without it.
+    uint64_t values = 0;
+    for (const LayerShape& shape : layer_shapes_of(config)) values += 120 * shape.width();
     for (const LoopScore& score : result.settings) CHECK_EQ(score.stored.values, values);
     CHECK_EQ(result.settings[0].stored.bits(), 32 * values);
   }
@@ -80,7 +82,7 @@ TEST_CASE("closed loop: what lies before a layer's window need not go through a 
                                          {.num_layers = config.num_layers,
                                           .heads = config.num_kv_heads,
                                           .head_dim = config.head_dim,
-                                          .one_shape = false}));
+                                          .layer_shapes = layer_shapes_of(config)}));
       settings.push_back({codecs.back().get(), DType::bf16, {}});
     }
     const auto run = [&](WindowLayers window_layers, size_t stream) {

@@ -13,7 +13,7 @@ dimensions, the first of each pair before the others; query is multiplied by wha
 Weights stored in 16 bits are widened, and everything is computed in float32, each document alone.
 test/golden/model/rope-*: cosines and sines of transformers' rotary embedding at positions up to 131071.
 
-Made with torch 2.15.0, transformers 5.23.0 (phi-*, starcoder2-*: 5.24.0), safetensors 0.8.0; run it with a Python that has them:
+Made with torch 2.15.0, transformers 5.23.0 (phi-*, starcoder2-*, qwen3_next-*, qwen3_5-*: 5.24.0), safetensors 0.8.0; run it with a Python that has them:
 make_model_fixtures.py [NAME ...]   only these; all, and nothing else is left, without names
 """
 import importlib
@@ -45,6 +45,8 @@ FAMILIES = {
     "deepseek_v2": (transformers.DeepseekV2Config, transformers.DeepseekV2ForCausalLM),
     "deepseek_v3": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM),
     "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
+    "qwen3_next": (transformers.Qwen3NextConfig, transformers.Qwen3NextForCausalLM),
+    "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
     "starcoder2": (transformers.Starcoder2Config, transformers.Starcoder2ForCausalLM),
 }
 SHORT = [31, 1, 42]  # lengths of the documents
@@ -66,6 +68,11 @@ def latent(rank, query_rank, plain, turned, value):
 def experts(count, chosen, width, shared, dense, groups=None, chosen_groups=None, scale=1.0):
     return dict(n_routed_experts=count, num_experts_per_tok=chosen, moe_intermediate_size=width, n_shared_experts=shared,
                 first_k_dense_replace=dense, n_group=groups, topk_group=chosen_groups, routed_scaling_factor=scale)
+
+
+def delta(key_heads, value_heads, key_dim, value_dim, kernel):
+    return dict(linear_num_key_heads=key_heads, linear_num_value_heads=value_heads, linear_key_head_dim=key_dim,
+                linear_value_head_dim=value_dim, linear_conv_kernel_dim=kernel)
 
 
 def rope(theta, **scaling):
@@ -179,6 +186,18 @@ CASES = {
     "phi-1": ("phi", dict(sizes(2, 60, 80, 3, 3), rope_parameters=rope(10000.0, partial_rotary_factor=0.4)), "bfloat16", {}),
     "phi-2": ("phi", dict(sizes(3, 48, 56, 4, 2), rope_parameters=rope(5000.0, partial_rotary_factor=0.5), qk_layernorm=True,
                           hidden_act="gelu", tie_word_embeddings=True), "float16", dict(old="type")),
+    "qwen3_next-1": ("qwen3_next", dict(sizes(4, 32, 40, 4, 2, 16), **delta(2, 4, 8, 6, 4), num_experts=6, num_experts_per_tok=2,
+                                        moe_intermediate_size=12, shared_expert_intermediate_size=20, mlp_only_layers=[1],
+                                        rope_parameters=rope(1000000.0, partial_rotary_factor=0.25)), "bfloat16", {}),
+    "qwen3_next-long": ("qwen3_next", dict(sizes(3, 16, 24, 2, 1, 8), **delta(1, 2, 4, 8, 3), num_experts=3, num_experts_per_tok=1,
+                                           norm_topk_prob=False, moe_intermediate_size=8, shared_expert_intermediate_size=12,
+                                           layer_types=["linear_attention", "full_attention", "full_attention"],
+                                           rope_parameters=rope(10000.0, partial_rotary_factor=0.5)), "bfloat16",
+                        dict(lengths=[1100, 3])),
+    "qwen3_5-1": ("qwen3_5", dict(sizes(5, 48, 64, 4, 1, 24), **delta(3, 3, 6, 10, 4), attention_bias=True,
+                                  layer_types=["full_attention", "linear_attention", "linear_attention", "linear_attention",
+                                               "full_attention"],
+                                  rope_parameters=rope(10000.0, partial_rotary_factor=0.25)), "bfloat16", {}),
 }
 VOCABULARY = 64
 
@@ -189,7 +208,9 @@ def randomise(model, generator):
         corrections = [(name, tensor) for name, tensor in model.named_buffers() if name.endswith("correction_bias")]
         for name, weight in [*model.named_parameters(), *corrections]:
             noise = torch.randn(weight.shape, generator=generator)
-            if name.endswith(("bias", "sinks")):
+            if name.endswith("A_log"):
+                weight.copy_(0.7 * noise - 1)
+            elif name.endswith(("bias", "sinks")):
                 weight.copy_(0.3 * noise)
             elif "norm" in name:
                 weight.copy_(weight.mean().round() + 0.3 * noise)  # around 1, or 0 where the model adds 1
@@ -314,7 +335,8 @@ def with_unturned(part, whole):
 def run(model, documents, all_logits):
     parts = {}
     count = model.config.num_hidden_layers
-    turned = [layer for layer in range(count) if getattr(model.config, "no_rope_layers", [1] * count)[layer]]
+    cached = [layer for layer in range(count) if (getattr(model.config, "layer_types", None) or [""] * count)[layer] != "linear_attention"]
+    turned = [layer for layer in cached if getattr(model.config, "no_rope_layers", [1] * count)[layer]]
     assert turned[-1] == count - 1  # its queries are recorded
     made_queries = []
     is_latent = hasattr(model.config, "kv_lora_rank")
@@ -322,7 +344,8 @@ def run(model, documents, all_logits):
         maker.register_forward_hook(lambda _, __, output: made_queries.append(output))
     for ids in documents:
         with Recorder(model) as recorder, torch.no_grad():
-            cache = transformers.DynamicCache()  # without a configuration it keeps all keys, windows or not
+            # Without a configuration it keeps all keys, windows or not.
+            cache = transformers.DynamicCache(config=model.config if len(cached) < count else None)
             result = model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
         assert len(recorder.calls) == len(turned)
         found = {"logits": result.logits[0] if all_logits else result.logits[0, -1:]}
@@ -330,7 +353,7 @@ def run(model, documents, all_logits):
         if is_latent:
             with torch.no_grad():
                 found.update(latent_of_document(model, cache, recorder.calls, made_queries))
-        for layer in range(0 if is_latent else count):
+        for layer in [] if is_latent else cached:
             key = cache.layers[layer].keys
             key_before, query, turned_key = calls.get(layer, (key, None, key))
             if turned_key.shape[-1] < key.shape[-1]:  # only what turns was given to the rotary embedding

@@ -69,8 +69,13 @@ class Collector final : public PrefillSink {
     last_logits.emplace_back(rows.row(rows.rows() - 1).begin(), rows.row(rows.rows() - 1).end());
   }
 
+  void state(int layer, size_t document, std::span<const float> state) override {
+    states[{layer, document}].assign(state.begin(), state.end());
+  }
+
   Tensors found;
   std::vector<std::vector<float>> last_logits;  // of every call
+  std::map<std::pair<int, size_t>, std::vector<float>> states;
 
  private:
   void keep(const char* name, int layer, size_t first, MatrixView<const float> rows) {
@@ -156,7 +161,9 @@ TEST_CASE("forward pass: keys, values, queries and logits are those of transform
       }
       found["logits"] = last;
     }
-    const size_t layers = static_cast<size_t>(model.model.config().num_layers);
+    const auto& delta = model.model.config().delta.layers;
+    const size_t layers =
+        static_cast<size_t>(model.model.config().num_layers - std::count(delta.begin(), delta.end(), true));
     const size_t kinds = model.model.config().is_latent() ? 2 : 3;  // no values
     CHECK_EQ(reference.names().size(), kinds * layers + 2);
     for (const std::string& tensor : reference.names()) {
@@ -180,7 +187,8 @@ TEST_CASE("forward pass: chunks, packing and stopping early change nothing but r
   constexpr double kAllowed = 1e-5;
   for (const std::string name :
        {"llama-long", "mistral-long", "mistral-4", "qwen2-8", "qwen3-2", "smollm3-1", "phi3-2", "gemma2-1",
-        "gpt_neox-1", "mixtral-1", "gpt_oss-long", "deepseek_v2-2", "deepseek_v3-long"}) {
+        "gpt_neox-1", "mixtral-1", "gpt_oss-long", "deepseek_v2-2", "deepseek_v3-long", "qwen3_next-1",
+        "qwen3_next-long", "qwen3_5-1"}) {
     CAPTURE(name);
     const Model model(folder_of(name));
     const Sequences documents = read_documents(folder_of(name));
@@ -216,7 +224,8 @@ TEST_CASE("forward pass: chunks, packing and stopping early change nothing but r
     options.before_rope = false;
     options.layers = 1;
     const Tensors first = run(model.model, documents, options);
-    CHECK_EQ(first.size(), model.model.config().is_latent() ? 2 : 3);
+    const ModelConfig& config = model.model.config();
+    CHECK_EQ(first.size(), config.is_delta(0) ? 0 : config.is_latent() ? 2 : 3);
     for (const auto& [tensor, values] : first) CHECK_EQ(values, whole.at(tensor));
   }
 }
@@ -226,10 +235,14 @@ namespace {
 /// Keys and values of one document's first tokens, from a run over it.
 class Remembered final : public PastCache {
  public:
-  Remembered(const Tensors& tensors, size_t tokens) : tensors_(tensors), tokens_(tokens) {}
+  Remembered(const Collector& run, size_t tokens)
+      : tensors_(run.found), states_(run.states), tokens_(tokens) {}
   void read(int layer, size_t, MatrixView<float> keys, MatrixView<float> values) override {
     fill(fmt::format("key.{}", layer), keys);
     fill(fmt::format("value.{}", layer), values);
+  }
+  std::span<const float> state(int layer, size_t document) const override {
+    return states_.at({layer, document});
   }
 
  private:
@@ -241,13 +254,15 @@ class Remembered final : public PastCache {
   }
 
   const Tensors& tensors_;
+  const std::map<std::pair<int, size_t>, std::vector<float>>& states_;
   size_t tokens_;
 };
 
 }  // namespace
 
 TEST_CASE("forward pass: a document goes on from the cache of its beginning") {
-  for (const std::string name : {"llama-4", "mistral-1", "deepseek_v2-2", "deepseek_v3-1", "deepseek_v3-2"}) {
+  for (const std::string name : {"llama-4", "mistral-1", "deepseek_v2-2", "deepseek_v3-1", "deepseek_v3-2",
+                                 "qwen3_next-1", "qwen3_5-1"}) {
     CAPTURE(name);
     const Model model(folder_of(name));
     const Sequences all = read_documents(folder_of(name));
@@ -256,10 +271,14 @@ TEST_CASE("forward pass: a document goes on from the cache of its beginning") {
     PrefillOptions options;
     options.queries = true;
     options.logits = LogitRows::all;
-    const Tensors whole = run(model.model, alone, options);
     constexpr size_t kPast = 20;
+    options.state_at = kPast, options.chunk = 13;
+    Collector of_whole(alone.tokens.size());
+    model.model.prefill(alone.batch(), options, of_whole);
+    const Tensors& whole = of_whole.found;
+    options.state_at = 0;
     rest.add(all.document(2).subspan(kPast));
-    Remembered cache(whole, kPast);
+    Remembered cache(of_whole, kPast);
     const std::vector<uint64_t> past = {kPast};
     Collector collector(rest.tokens.size());
     PrefillBatch batch = rest.batch();
@@ -293,8 +312,8 @@ TEST_CASE("forward pass: empty documents and empty batches") {
 }
 
 TEST_CASE("forward pass: the same bytes for any number of threads and any instruction set") {
-  for (const std::string name :
-       {"llama-4", "mistral-long", "qwen3-4", "granite-1", "gpt_oss-1", "gemma2-1", "deepseek_v3-1"}) {
+  for (const std::string name : {"llama-4", "mistral-long", "qwen3-4", "granite-1", "gpt_oss-1", "gemma2-1",
+                                 "deepseek_v3-1", "qwen3_next-1"}) {
     CAPTURE(name);
     const Model model(folder_of(name));
     const Sequences documents = read_documents(folder_of(name));

@@ -9,7 +9,7 @@ int main() {
   using namespace kvcodec;
   const CodecEntry& entry = find_codec("kvcomp");
   const auto codec = entry.make(*entry.make_options(), {.num_layers = 1, .heads = 2, .head_dim = 64});
-  const GroupShape shape{.heads = 2, .head_dim = 64, .side = Side::key};
+  const GroupShape shape = usual_group(0, 1, 2, 64, Side::key);
   Matrix<float> keys(256, shape.width()), decoded(256, shape.width());
   for (size_t i = 0; i < keys.size(); ++i) keys.data()[i] = std::sin(static_cast<float>(i * i % 1009));
   const DocumentRows documents[] = {DocumentRows(keys)};

@@ -161,26 +161,6 @@ void read_qwen_windows(Reading& reading) {
 void set_qwen2_parts(ModelConfig& config) { config.qkv_bias = true; }
 void set_qwen3_parts(ModelConfig& config) { config.qk_norm = QkNorm::heads; }
 
-/// Layers in mlp_only_layers, and all but every decoder_sparse_step-th layer, have an MLP.
-std::vector<bool> expert_layers(const Reading& reading) {
-  const JsonFields& fields = reading.fields;
-  const int64_t step = fields.get_int("decoder_sparse_step").value_or(1);
-  if (step < 1) throw bad_input("decoder_sparse_step is {}; it must be positive", step);
-  std::vector<bool> layers;
-  layers.reserve(static_cast<size_t>(reading.config.num_layers));
-  for (int layer = 0; layer < reading.config.num_layers; ++layer) layers.push_back((layer + 1) % step == 0);
-  if (const nlohmann::json* list = fields.find("mlp_only_layers")) {
-    const auto is_layer = [&](const nlohmann::json& value) {
-      return value.is_number_unsigned() && value.get<uint64_t>() < layers.size();
-    };
-    if (!list->is_array() || !std::ranges::all_of(*list, is_layer))
-      throw bad_input("mlp_only_layers is {}; it must be a list of layers in 0..{}", printable(list->dump()),
-                      layers.size() - 1);
-    for (const nlohmann::json& layer : *list) layers[layer.get<size_t>()] = false;
-  }
-  return layers;
-}
-
 void describe_qwen3_moe(Reading& reading) {
   const JsonFields& fields = reading.fields;
   ModelConfig& config = reading.config;
@@ -191,7 +171,7 @@ void describe_qwen3_moe(Reading& reading) {
   mixture.chosen = int_of(fields, "num_experts_per_tok", kQwenChosen);
   mixture.width = int_of(fields, "moe_intermediate_size", kExpertWidth);
   mixture.normalised = fields.get_bool("norm_topk_prob").value_or(false);
-  mixture.layers = expert_layers(reading);
+  mixture.layers = sparse_layers(reading);
   TensorNames& names = config.names;
   names.router = "mlp.gate", names.experts = "mlp.experts";
   names.expert_gate = "gate_proj", names.expert_up = "up_proj", names.expert_down = "down_proj";

@@ -203,7 +203,7 @@ class Q4Codec final : public Codec {
 
  private:
   Q4Form form_of(const GroupShape& shape) const {
-    return {options_, layer_bits_.of(shape.first_layer, shape.side), storage_, shape};
+    return {options_, layer_bits_.of(shape.first_layer(), shape.side), storage_, shape};
   }
   /// halves: whole tokens.
   void quantize(const GroupShape& shape, const Q4Form& form, std::span<const uint16_t> halves,
@@ -248,7 +248,6 @@ class Q4Codec final : public Codec {
 CodecEntry q4_codec() {
   return {.name = "q4",
           .summary = "baseline: 4-bit levels in groups of 32 channels, after a rotation of heads if wanted",
-          .capabilities = {.any_shape = true},
           .make_options = [] { return std::make_unique<Q4Options>(); },
           .make = make_centered<Q4Options, make_checked<Q4Options, Q4Codec>>,
           .before_rope = true,

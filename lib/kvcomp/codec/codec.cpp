@@ -52,9 +52,9 @@ namespace kvcomp {
 
 Layout layout_of(const KvcompOptions& options, const GroupShape& shape) {
   Layout layout;
-  layout.heads = static_cast<size_t>(shape.layers) * static_cast<size_t>(shape.heads);
+  layout.heads = shape.all_heads();
   layout.block = {.tokens = static_cast<size_t>(options.block),
-                  .dims = static_cast<size_t>(shape.head_dim),
+                  .dims = shape.dims(),
                   .by_channel = shape.side == Side::value};
   if (shape.side == Side::key) {
     layout.unit = options.key_quant == KeySteps::channel ? UnitShape::column : UnitShape::block;
@@ -102,7 +102,7 @@ class Quantizer {
         has_limits_(kvcomp::has_limits(options, shape.side)),
         bound_{.range = (side_ == Side::key ? options.key_rel : options.value_rel) / 2,
                .absolute = options.max_error *
-                           static_cast<double>(options.weights.error_scale(shape.first_layer, shape.side)),
+                           static_cast<double>(options.weights.error_scale(shape.first_layer(), shape.side)),
                .magnitude = options.max_rel_error} {}
 
   const Layout& layout() const { return layout_; }
@@ -474,7 +474,7 @@ CodecEntry kvcomp_codec() {
   return {
       .name = "kvcomp",
       .summary = "error-bounded quantization and entropy coding; needs no training",
-      .capabilities = {.multiplies = true, .device_twin = true, .any_shape = true, .takes_weights = true},
+      .capabilities = {.multiplies = true, .device_twin = true, .takes_weights = true},
       .make_options = [] { return std::make_unique<kvcomp::KvcompOptions>(); },
       .make =
           make_centered<kvcomp::KvcompOptions, make_behind_sink<kvcomp::KvcompOptions, kvcomp::KvcompCodec>>,

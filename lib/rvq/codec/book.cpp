@@ -188,7 +188,7 @@ void apply_preset(const RvqPreset& preset, RvqBookOptions& book, RvqTrainOptions
 }
 
 size_t RvqBook::stages(RvqPart part) const {
-  if (part == RvqPart::value) return static_cast<size_t>(options.codebooks_value);
+  if (part == RvqPart::value) return value_dim == 0 ? 0 : static_cast<size_t>(options.codebooks_value);
   if (part == RvqPart::key_high) return split.high.empty() ? 0 : static_cast<size_t>(options.codebooks_high);
   return static_cast<size_t>(options.codebooks_low + (split.high.empty() ? options.codebooks_high : 0));
 }
@@ -199,7 +199,7 @@ size_t RvqBook::entries(RvqPart part) const {
 }
 
 size_t RvqBook::width(RvqPart part) const {
-  const size_t of[] = {as_size(head_dim), split.low.size(), split.high.size()};
+  const size_t of[] = {dims(Side::value), split.low.size(), split.high.size()};
   return of[static_cast<size_t>(part)];
 }
 
@@ -210,6 +210,7 @@ Book to_book(const RvqBook& rvq) {
   const Record of_training = record_of(rvq.training);
   for (const auto& [name, value] : of_training.items()) book.parameters.set(name, value);
   book.parameters.set("head-dim", int64_t{rvq.head_dim});
+  set_value_dim(book.parameters, rvq.value_dim);
   book.parameters.set("source", rvq.source);
   set_rope(book.parameters, rvq.rope);
   rvq.weights.write(book.parameters);
@@ -234,6 +235,7 @@ RvqBook rvq_book_from(const Book& book, bool with_training) {
   if (head_dim < 1 || head_dim > kMaxHeadDim)
     throw bad_input("head-dim is {}; it must be between 1 and {}", head_dim, kMaxHeadDim);
   rvq.head_dim = static_cast<int>(head_dim);
+  rvq.value_dim = value_dim_in(book.parameters);
   rvq.source = book.parameters.get_string("source");
   rvq.rope = rope_in(book.parameters);
   rvq.weights = LayerWeights::read(book.parameters);

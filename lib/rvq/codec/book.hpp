@@ -1,7 +1,7 @@
 // Books of type `codebooks`: what train-rvq learns and the codec `rvq` needs (FORMAT.md, "codebooks").
 //
 // Parts: "value"; "key_low" and "key_high", the dimensions of keys that are quantized apart (key_high may be missing). Parameters: all of
-// RvqBookOptions and RvqTrainOptions by the names of their fields, and head-dim, source, rope, error-scales. Arrays, for each part:
+// RvqBookOptions and RvqTrainOptions by the names of their fields, and head-dim, value-dim, source, rope, error-scales. Arrays, for each part:
 //   <part>/entries             f32|f16|bf16 [N_q, N_c, dims]    projections and biases folded in
 //   key_low/dimensions, key_high/dimensions     u32 [dims]      of a head, rising
 //   training/key/dimension_error                f64 [head-dim]  mean squared error of the probe quantizer
@@ -24,6 +24,7 @@
 
 #include "lib/codec/book.hpp"
 #include "lib/codec/layer_weights.hpp"
+#include "lib/core/checked.hpp"
 #include "lib/core/names.hpp"
 #include "lib/core/options.hpp"
 #include "lib/rvq/residual.hpp"
@@ -99,7 +100,8 @@ constexpr auto names_of(RvqPart) { return std::to_array<std::string_view>({"valu
 struct RvqBook {
   RvqBookOptions options;
   RvqTrainOptions training;
-  int head_dim = 0;
+  int head_dim = 0;                    ///< of keys
+  int value_dim = kAsKeys;             ///< with 0 there are codebooks of keys alone
   RopeChoice rope = RopeChoice::keep;  ///< the keys they were learned from
   /// Vectors are divided by their layer's scale before they are quantized, and multiplied by it after.
   LayerWeights weights = {};
@@ -120,6 +122,7 @@ struct RvqBook {
   size_t stages(RvqPart part) const;
   size_t entries(RvqPart part) const;
   size_t width(RvqPart part) const;
+  size_t dims(Side side) const { return as_size(layer_of(1, head_dim, value_dim).stored_dim(side)); }
 };
 
 /// Entries are rounded to their stored type. Throws Error(bad_input) for entries beyond its range.

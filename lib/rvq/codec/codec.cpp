@@ -84,7 +84,7 @@ struct Coding {
   RvqOptions options;
   DType storage;
   Engine* engine;
-  size_t head_dim;
+  std::array<size_t, 2> dims;  // of a head's key and value
   LayerWeights weights;
   std::deque<Part> key = {}, value = {};
 
@@ -94,7 +94,7 @@ struct Coding {
   ExactEnds ends(Side side) const {
     size_t bytes = 0;
     for (const Part& part : parts(side)) bytes += part.books.stages() * size_of(part.id_type());
-    if (bytes >= head_dim * 2) return ExactEnds::everything(storage);
+    if (bytes >= dims[side == Side::value] * 2) return ExactEnds::everything(storage);
     return {storage, static_cast<uint64_t>(options.sink), options.window, kPaperWindow};
   }
 
@@ -125,7 +125,7 @@ class RvqView final : public DocumentView {
     const auto decode = [&](uint64_t at, MatrixView<float> rows) {
       decode_quantized(at, rows);
       if (coding_.weights.alike()) return;
-      const float scale = coding_.weights.error_scale(shape().first_layer, shape().side);
+      const float scale = coding_.weights.error_scale(shape().first_layer(), shape().side);
       for (size_t i = 0; i < rows.rows(); ++i)
         for (float& value : rows.row(i)) value *= scale;
     };
@@ -151,8 +151,7 @@ class RvqView final : public DocumentView {
 
   /// Tokens [first, first + out.rows()) of those that are quantized.
   void decode_quantized(uint64_t first, MatrixView<float> out) const {
-    const size_t heads = shape().all_heads(), d = coding_.head_dim,
-                 at_once = coding_.tokens_at_once(parts_[0]);
+    const size_t heads = shape().all_heads(), d = shape().dims(), at_once = coding_.tokens_at_once(parts_[0]);
     const auto sum = [&](const Part& part, const Matrix<uint32_t>& ids, MatrixView<float> to) {
       const ResidualEngine* device = coding_.device(part);
       if (!device || !device->sum_entries(ids, to)) sum_entries(part.books, ids, to);
@@ -187,9 +186,13 @@ class RvqView final : public DocumentView {
 class RvqCodec final : public Codec {
  public:
   RvqCodec(const RvqOptions& options, RvqBook book, const CodecContext& context)
-      : coding_{options, context.storage, context.engine, as_size(book.head_dim), std::move(book.weights)} {
-    const auto all = numbers_below<uint32_t>(coding_.head_dim);
-    coding_.value.emplace_back("ids", std::move(book.of(RvqPart::value).books), all);
+      : coding_{options,
+                context.storage,
+                context.engine,
+                {book.dims(Side::key), book.dims(Side::value)},
+                std::move(book.weights)} {
+    const auto all = numbers_below<uint32_t>(coding_.dims[1]);
+    if (!all.empty()) coding_.value.emplace_back("ids", std::move(book.of(RvqPart::value).books), all);
     coding_.key.emplace_back("low_ids", std::move(book.of(RvqPart::key_low).books), book.split.low);
     if (!book.split.high.empty())
       coding_.key.emplace_back("high_ids", std::move(book.of(RvqPart::key_high).books), book.split.high);
@@ -233,10 +236,10 @@ class RvqCodec final : public Codec {
   /// halves: whole tokens that fell out of the window, [heads][head_dim] each.
   void quantize(const GroupShape& shape, const Part& part, std::span<const uint16_t> halves,
                 StreamStore& document) const {
-    const size_t d = coding_.head_dim, rows = halves.size() / d,
+    const size_t d = shape.dims(), rows = halves.size() / d,
                  at_once = coding_.tokens_at_once(part) * shape.all_heads(),
                  beam = as_size(coding_.options.beam);
-    const float scale = 1 / coding_.weights.error_scale(shape.first_layer, shape.side);
+    const float scale = 1 / coding_.weights.error_scale(shape.first_layer(), shape.side);
     Matrix<uint32_t> ids(rows, part.books.stages());
     Matrix<float> vectors(std::min(rows, at_once), part.books.width());
     std::vector<float> floats;
@@ -266,7 +269,7 @@ std::unique_ptr<Codec> make_rvq(const Options& options, const CodecContext& cont
   if (!context.book)
     throw usage_error("codec rvq needs codebooks: give them with --book (train-rvq makes them)");
   RvqBook book = rvq_book_from(*context.book, false);
-  if (book.head_dim != context.head_dim)
+  if (!layer_of(context.heads, book.head_dim, book.value_dim).same_rows(context.layer_shape(0)))
     throw bad_input("the codebooks are for heads of {} dimensions; the cache's have {}", book.head_dim,
                     context.head_dim);
   book.weights.check_layers(context.num_layers);

@@ -129,33 +129,39 @@ void append_rows(const Form& form, Engine* engine, const GroupShape& shape, Matr
 class SelfIndexCodec final : public Codec {
  public:
   SelfIndexCodec(const SelfIndexOptions& options, const CodecContext& context)
-      : form_(options, context), engine_(context.engine) {
-    if (form_.dims % kSignGroup != 0)
-      throw usage_error("heads of {} dimensions; selfindex needs a multiple of {}", form_.dims, kSignGroup);
+      : options_(options),
+        storage_(context.storage),
+        query_heads_(context.query_heads),
+        engine_(context.engine),
+        scores_(context.scores) {
+    for (int layer = 0; layer < context.num_layers; ++layer)
+      if (const int dims = context.layer_shape(layer).key_dim; as_size(dims) % kSignGroup != 0)
+        throw usage_error("heads of {} dimensions; selfindex needs a multiple of {}", dims, kSignGroup);
   }
 
-  Record parameters() const override { return record_of(form_.options); }
+  Record parameters() const override { return record_of(options_); }
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
+    const Form form = form_of(shape);
     std::vector<StreamSpec> specs;
     const auto add = [&](std::string_view name, DType type, std::vector<uint64_t> row, Category category) {
       specs.push_back({std::string(name), type, std::move(row), category});
     };
-    const uint64_t heads = form_.heads, dims = form_.dims;
-    if (form_.has_choice(shape.side)) add(kCoded, DType::u8, {}, Category::offsets);
+    const uint64_t heads = form.heads, dims = form.dims;
+    if (form.has_choice(shape.side)) add(kCoded, DType::u8, {}, Category::offsets);
     if (shape.side == Side::key) {
       add(kCenter, DType::f32, {heads, dims}, Category::scales);
       add(kAlpha, DType::f32, {heads, dims}, Category::scales);
       add(kCodebooks, DType::f16, {heads, dims / kSignGroup, kSignCodes, kSignGroup}, Category::tables);
-      add(kSigns, DType::u8, {heads, form_.sign_bytes()}, Category::payload);
+      add(kSigns, DType::u8, {heads, form.sign_bytes()}, Category::payload);
     }
-    if (form_.has_levels()) {
-      add(kLevels, DType::u8, {heads, form_.level_bytes()}, Category::payload);
-      add(kScales, DType::f16, {heads, form_.groups()}, Category::scales);
-      add(kZeros, DType::f16, {heads, form_.groups()}, Category::scales);
+    if (form.has_levels()) {
+      add(kLevels, DType::u8, {heads, form.level_bytes()}, Category::payload);
+      add(kScales, DType::f16, {heads, form.groups()}, Category::scales);
+      add(kZeros, DType::f16, {heads, form.groups()}, Category::scales);
       add(kExactIds, DType::u32, {heads}, Category::exempt);
     }
-    add(kExact, form_.storage, {dims}, form_.has_levels() ? Category::exempt : Category::payload);
+    add(kExact, form.storage, {dims}, form.has_levels() ? Category::exempt : Category::payload);
     return specs;
   }
 
@@ -164,7 +170,7 @@ class SelfIndexCodec final : public Codec {
 
   SurveyScope survey_scope(const GroupShape&) const override { return SurveyScope::document; }
   GroupShape surveyed(const GroupShape& shape) const override { return of_side(shape, Side::key); }
-  bool wants_queries() const override { return form_.wants_queries(); }
+  bool wants_queries() const override { return form_of({}).wants_queries(); }
   std::string without_queries() const override {
     return "the first tokens are kept exactly instead of those that queries attend to most";
   }
@@ -172,22 +178,27 @@ class SelfIndexCodec final : public Codec {
     return "selfindex stores an index of them, which queries are held against as they are";
   }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
-    return make_survey(form_, engine_, shape);
+    return make_survey(form_of(surveyed(shape)), form_of(shape), engine_, shape, scores_);
   }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
     check_width(shape, rows.cols());
-    append_rows(form_, engine_, shape, rows, document);
+    append_rows(form_of(shape), engine_, shape, rows, document);
   }
 
  protected:
   ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
-    return std::make_unique<SelfIndexView>(form_, engine_, shape, document);
+    return std::make_unique<SelfIndexView>(form_of(shape), engine_, shape, document);
   }
 
  private:
-  Form form_;
+  Form form_of(const GroupShape& shape) const { return {options_, shape, storage_, query_heads_}; }
+
+  SelfIndexOptions options_;
+  DType storage_;
+  int query_heads_;
   Engine* engine_;
+  ScoreForms scores_;  // of queries
 };
 
 }  // namespace

@@ -68,15 +68,13 @@ struct Form {
   SelfIndexOptions options;
   DType storage;
   size_t heads, dims, query_heads;
-  ScoreForms scores;  ///< of queries
 
-  Form(const SelfIndexOptions& o, const CodecContext& context)
+  Form(const SelfIndexOptions& o, const GroupShape& shape, DType type, int heads_of_queries)
       : options(o),
-        storage(context.storage),
-        heads(as_size(context.heads)),
-        dims(as_size(context.head_dim)),
-        query_heads(as_size(context.query_heads)),
-        scores(context.scores) {}
+        storage(type),
+        heads(as_size(shape.heads())),
+        dims(shape.dims()),
+        query_heads(as_size(heads_of_queries)) {}
 
   size_t width() const { return heads * dims; }
   size_t level_bytes() const { return two_bit_row_bytes(dims); }
@@ -153,8 +151,10 @@ class SelfIndexView final : public DocumentView {
   Lazy<std::vector<SignCodebook>> codebooks_;
 };
 
-/// The survey of one side of a document. engine: or nullptr.
-std::unique_ptr<Survey> make_survey(const Form& form, Engine* engine, const GroupShape& shape);
+/// The survey of one side of a document, which sees its keys. keys, own: the forms of the keys and of that side. engine: or nullptr. scores: of
+/// the queries that it sees; outlives it.
+std::unique_ptr<Survey> make_survey(const Form& keys, const Form& own, Engine* engine, const GroupShape& shape,
+                                    const ScoreForms& scores);
 
 /// Tokens centred or decoded by one thread at a time.
 inline constexpr size_t kPieceTokens = 64;

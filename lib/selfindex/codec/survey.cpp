@@ -68,12 +68,15 @@ class ColumnMedians {
 /// Learns the tables of the keys, and which tokens are kept exactly, from a document's prefill. It sees keys, whichever side it is for.
 class PrefillSurvey final : public Survey {
  public:
-  PrefillSurvey(const Form& form, Engine* engine, const GroupShape& shape)
+  PrefillSurvey(const Form& form, const Form& own, Engine* engine, const GroupShape& shape,
+                const ScoreForms& scores)
       : form_(form),
+        own_(own),
         by_median_(form.options.center == KeyCenter::median),
         engine_(engine),
         side_(shape.side),
-        layer_(shape.first_layer),
+        layer_(shape.first_layer()),
+        scores_(scores),
         medians_(needs_tables() && by_median_ ? form.width() : 0),
         sums_(form.width()),
         alpha_(form.width()),
@@ -93,11 +96,11 @@ class PrefillSurvey final : public Survey {
     const size_t used =
         std::min<size_t>(form_.options.exact_by == ExactBy::attention ? kObservedQueries : 1, tokens.size());
     const size_t first = tokens.size() - used;
-    const ScoreForm form = form_.scores.of(layer_);
+    const ScoreForm form = scores_.of(layer_);
     for (size_t head = 0; head < form_.heads; ++head) {
       attention_.push_back(
           AttentionSums::of_head(queries.rows(first, used), tokens.subspan(first), head, per_head, d));
-      attention_.back().set_form(form.of_heads(head * per_head, per_head), form_.scores.window(layer_));
+      attention_.back().set_form(form.of_heads(head * per_head, per_head), scores_.window(layer_));
     }
   }
 
@@ -136,7 +139,7 @@ class PrefillSurvey final : public Survey {
   }
 
   void finish(StreamStore& document) override {
-    if (tokens_ == 0 || !form_.has_choice(side_) || !form_.pays(side_, tokens_)) return;
+    if (tokens_ == 0 || !own_.has_choice(side_) || !own_.pays(side_, tokens_)) return;
     const uint8_t coded = 1;
     document.append_values<uint8_t>(kCoded, {&coded, 1});
     if (needs_tables()) {
@@ -204,11 +207,12 @@ class PrefillSurvey final : public Survey {
     sums_of_codes_.add(keys, codes);
   }
 
-  Form form_;
-  bool by_median_;  // what keys are centred by; otherwise by the mean
+  Form form_, own_;  // of the keys, and of its side
+  bool by_median_;   // what keys are centred by; otherwise by the mean
   Engine* engine_;
   Side side_;
   int layer_;
+  const ScoreForms& scores_;
   int pass_ = 0;
   uint64_t seen_ = 0, tokens_ = 0;
   ColumnMedians medians_;
@@ -221,8 +225,9 @@ class PrefillSurvey final : public Survey {
 
 }  // namespace
 
-std::unique_ptr<Survey> make_survey(const Form& form, Engine* engine, const GroupShape& shape) {
-  return std::make_unique<PrefillSurvey>(form, engine, shape);
+std::unique_ptr<Survey> make_survey(const Form& keys, const Form& own, Engine* engine, const GroupShape& shape,
+                                    const ScoreForms& scores) {
+  return std::make_unique<PrefillSurvey>(keys, own, engine, shape, scores);
 }
 
 }  // namespace kvcodec::selfindex

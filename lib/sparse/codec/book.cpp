@@ -47,9 +47,9 @@ std::string path_of(const SparseBook& sparse, Side side, int first_layer) {
   return sparse.global() ? std::string(name_of(side)) : fmt::format("{}/{}", name_of(side), first_layer);
 }
 
-std::vector<uint64_t> shape_of_means(const SparseBook& sparse) {
+std::vector<uint64_t> shape_of_means(const SparseBook& sparse, Side side) {
   return {static_cast<uint64_t>(sparse.num_layers), static_cast<uint64_t>(sparse.heads),
-          static_cast<uint64_t>(sparse.head_dim)};
+          static_cast<uint64_t>(sparse.layer().stored_dim(side))};
 }
 
 /// Adds scales and means of all layers, each from the part that is for it; 1 and 0 where none is.
@@ -57,7 +57,7 @@ void add_normalization(Book& book, const SparseBook& sparse, Side side) {
   const Normalization& any = sparse.of(side).dictionary.normalization;
   const auto layers = as_size(sparse.num_layers);
   std::vector<float> scale(layers, 1.0f);
-  Matrix<float> mean(layers, sparse.layout().layer_width());
+  Matrix<float> mean(layers, sparse.layout(side).layer_width());
   for (const SparseBook::Part& part : sparse.parts) {
     const Normalization& own = part.of(side).dictionary.normalization;
     const auto first = static_cast<size_t>(sparse.global() ? 0 : part.first_layer),
@@ -70,7 +70,8 @@ void add_normalization(Book& book, const SparseBook& sparse, Side side) {
   const std::string path(name_of(side));
   if (scales_layers(any.normalize)) book.add(path + "/layer_scale", DType::f32, scale);
   if (any.center() == Center::channel)
-    book.add<float>(path + "/channel_mean", DType::f32, shape_of_means(sparse), {mean.data(), mean.size()});
+    book.add<float>(path + "/channel_mean", DType::f32, shape_of_means(sparse, side),
+                    {mean.data(), mean.size()});
 }
 
 void add_atoms(Book& book, const SparseBook& sparse, const std::string& path, const Dictionary& dictionary) {
@@ -102,18 +103,20 @@ Normalization normalization_from(const Book& book, const SparseBook& sparse, Sid
   if (scales_layers(normalization.normalize))
     normalization.layer_scale = book.list<float>(path + "/layer_scale", DType::f32);
   if (sparse.options.center == Center::channel) {
-    const auto means = book.values<float>(path + "/channel_mean", DType::f32, shape_of_means(sparse));
-    normalization.channel_mean = Matrix<float>(as_size(sparse.num_layers), sparse.layout().layer_width());
+    const auto means = book.values<float>(path + "/channel_mean", DType::f32, shape_of_means(sparse, side));
+    normalization.channel_mean = Matrix<float>(as_size(sparse.num_layers), sparse.layout(side).layer_width());
     std::ranges::copy(means, normalization.channel_mean.data());
   }
   return normalization;
 }
 
-/// The dictionary of one side of a part, which has its normalization already.
-void read_part(const Book& book, bool with_training, const std::string& path, const SparseBook& sparse,
-               SparseBook::OneSide& side) {
+/// The dictionary of a side of a part, which has its normalization already.
+void read_part(const Book& book, bool with_training, const SparseBook& sparse, Side of_side,
+               SparseBook::Part& part) {
+  const std::string path = path_of(sparse, of_side, part.first_layer);
+  SparseBook::OneSide& side = part.of(of_side);
   const std::string training = std::string(Book::kTrainingPrefix) + path;
-  const SignalLayout layout = sparse.layout();
+  const SignalLayout layout = sparse.layout(of_side);
   const auto n = as_size(sparse.options.atoms);
   Dictionary& dictionary = side.dictionary;
   const auto read_atoms = [&](const std::string& at) {
@@ -154,15 +157,16 @@ Book to_book(SparseBook sparse) {
   book.parameters.set("num-layers", int64_t{sparse.num_layers});
   book.parameters.set("heads", int64_t{sparse.heads});
   book.parameters.set("head-dim", int64_t{sparse.head_dim});
+  set_value_dim(book.parameters, sparse.value_dim);
   book.parameters.set("width", static_cast<int64_t>(sparse.layout().signal_width()));
   book.parameters.set("source", sparse.source);
   set_rope(book.parameters, sparse.rope);
   if (sparse.parts.empty()) throw failed("a dictionary without parts");
-  for (const Side side : kSides) {
+  for (const Side side : sparse.sides()) {
     for (SparseBook::Part& part : sparse.parts) {
       Dictionary& dictionary = part.of(side).dictionary;
       normalize_atoms(dictionary.atoms);
-      dictionary.check(sparse.layout(), as_size(sparse.num_layers));
+      dictionary.check(sparse.layout(side), as_size(sparse.num_layers));
       if (dictionary.atoms.rows() != as_size(sparse.options.atoms))
         throw failed("{} atoms for keys or values where the options say {}", dictionary.atoms.rows(),
                      sparse.options.atoms);
@@ -188,6 +192,7 @@ SparseBook sparse_book_from(const Book& book, bool with_training) {
   sparse.num_layers = book.shape_parameter("num-layers");
   sparse.heads = book.shape_parameter("heads");
   sparse.head_dim = book.shape_parameter("head-dim");
+  sparse.value_dim = value_dim_in(book.parameters);
   sparse.source = book.parameters.get_string("source");
   sparse.rope = rope_in(book.parameters);
   if (sparse.options.layer_group > sparse.num_layers || sparse.num_layers % sparse.options.layer_group != 0)
@@ -200,7 +205,7 @@ SparseBook sparse_book_from(const Book& book, bool with_training) {
       const auto there = [&](Side side) {
         return book.find(path_of(sparse, side, first) + "/atoms") != nullptr;
       };
-      if (there(Side::key) != there(Side::value))
+      if (there(Side::key) != there(sparse.sides().back()))
         throw bad_input("/{}: there are no atoms, but those of the other side",
                         path_of(sparse, there(Side::key) ? Side::value : Side::key, first));
       if (there(Side::key)) sparse.parts.push_back({first});
@@ -209,11 +214,11 @@ SparseBook sparse_book_from(const Book& book, bool with_training) {
       throw bad_input("/key: there are no atoms of any group of layers; dict-scope is {}",
                       sparse.options.dict_scope);
   }
-  for (const Side side : kSides) {
+  for (const Side side : sparse.sides()) {
     const Normalization normalization = normalization_from(book, sparse, side);
     for (SparseBook::Part& part : sparse.parts) {
       part.of(side).dictionary.normalization = normalization;
-      read_part(book, with_training, path_of(sparse, side, part.first_layer), sparse, part.of(side));
+      read_part(book, with_training, sparse, side, part);
     }
   }
   return sparse;

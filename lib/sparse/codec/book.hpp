@@ -22,6 +22,7 @@ namespace kvcodec {
 struct SparseBook {
   TrainOptions options;  ///< atom_type: how to_book keeps the atoms, or how they were kept
   int num_layers = 0, heads = 0, head_dim = 0;  ///< of the model
+  int value_dim = kAsKeys;                      ///< with 0 there are dictionaries of keys alone
   RopeChoice rope = RopeChoice::keep;           ///< the keys it was learned from
   std::string source;                           ///< identifies the data it was learned from
 
@@ -47,7 +48,10 @@ struct SparseBook {
   bool global() const { return options.dict_scope == DictScope::global; }
   /// The part for the group that begins at this layer. Throws Error(bad_input) where there is none.
   size_t part_for(int first_layer) const;
-  SignalLayout layout() const { return options.layout(heads, head_dim); }
+  LayerShape layer() const { return layer_of(heads, head_dim, value_dim); }
+  SignalLayout layout(Side side = Side::key) const { return options.layout(heads, layer().stored_dim(side)); }
+  /// The sides that have dictionaries.
+  std::span<const Side> sides() const { return std::span<const Side>(kSides).first(value_dim == 0 ? 1 : 2); }
 };
 
 /// Makes the book, with atoms normalized to norm 1. It frees the dictionaries of a side once they are copied:

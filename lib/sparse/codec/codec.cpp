@@ -85,35 +85,38 @@ struct SparseOptions final : Options {
 class SparseCodec final : public Codec {
  public:
   SparseCodec(const SparseOptions& options, SparseBook book, Engine* engine)
-      : options_(options), book_(std::move(book)), layout_(book_.layout()), engine_(engine) {
+      : options_(options), book_(std::move(book)), group_(book_.layout().layers), engine_(engine) {
     for (SparseBook::Part& part : book_.parts) {
-      parts_.push_back({std::make_unique<SideCoder>(std::move(part.key.dictionary), engine),
-                        std::make_unique<SideCoder>(std::move(part.value.dictionary), engine)});
+      Part& coders = parts_.emplace_back();
+      for (const Side side : book_.sides())
+        (side == Side::key ? coders.key : coders.value) =
+            std::make_unique<SideCoder>(std::move(part.of(side).dictionary), engine);
       part.key = part.value = {};
     }
   }
 
   Record parameters() const override { return parameters_of(form(Side::key), record_of(options_)); }
-  int layer_group() const override { return layout_.layers; }
+  std::vector<int> group_of(int layer) const override { return consecutive(layer - layer % group_, group_); }
   /// Refuses layers that the dictionary was trained without, before there is any work.
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
-    (void)book_.part_for(shape.first_layer);
+    (void)book_.part_for(shape.first_layer());
     return form(shape.side).streams();
   }
 
   /// Signals, as they are and coded (ids, coefficients, residuals), and pairs as stored and sorted; the same for decoding.
   size_t scratch_bytes_per_row(const GroupShape& shape) const override {
-    return shape.width() * sizeof(float) + layout_.signals_per_row() * (pairs() * 24 + 40);
+    return shape.width() * sizeof(float) + book_.layout().signals_per_row() * (pairs() * 24 + 40);
   }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
     check_shape(shape, rows.cols());
     if (rows.rows() == 0) return;
     SideCoder& side = coder(shape);
-    const size_t signals = rows.rows() * layout_.signals_per_row();
+    const SignalLayout layout = book_.layout(shape.side);
+    const size_t signals = rows.rows() * layout.signals_per_row();
     std::vector<float> gains(gained(shape.side) ? signals : 0);
-    Matrix<float> values(signals, layout_.signal_width());
-    to_signals(side.normalization(), layout_, shape.first_layer, rows, values, gains);
+    Matrix<float> values(signals, layout.signal_width());
+    to_signals(side.normalization(), layout, shape.first_layer(), rows, values, gains);
     const OmpOptions pursuit{options_.sparsity, options_.error_target, options_.selection};
     SparseCodes codes;
     std::shared_ptr<const Omp> omp;
@@ -139,7 +142,8 @@ class SparseCodec final : public Codec {
  protected:
   ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
     check_shape(shape, shape.width());
-    return std::make_unique<SparseView>(form(shape.side), layout_, coder(shape), engine_, shape, document);
+    return std::make_unique<SparseView>(form(shape.side), book_.layout(shape.side), coder(shape), engine_,
+                                        shape, document);
   }
 
  private:
@@ -148,14 +152,14 @@ class SparseCodec final : public Codec {
     return parts_.front().of(side).normalization().normalize == Normalize::signal;
   }
   SideCoder& coder(const GroupShape& shape) const {
-    return parts_[book_.part_for(shape.first_layer)].of(shape.side);
+    return parts_[book_.part_for(shape.first_layer())].of(shape.side);
   }
 
   SparseForm form(Side side) const {
     return {.atoms = static_cast<uint64_t>(book_.options.atoms),
             .sparsity = pairs(),
-            .signals = layout_.signals_per_row(),
-            .per_head = layout_.per_head,
+            .signals = book_.layout().signals_per_row(),
+            .per_head = book_.layout().per_head,
             .variable = options_.error_target > 0,
             .gains = gained(side),
             .coefficients = options_.coefficients,
@@ -164,11 +168,13 @@ class SparseCodec final : public Codec {
 
   void check_shape(const GroupShape& shape, size_t columns) const {
     check_width(shape, columns);
-    if (shape.layers != layout_.layers || shape.heads != layout_.heads || shape.head_dim != layout_.head_dim)
-      throw failed("{} layers of {} heads of {}; the dictionary codes {} of {} of {}", shape.layers,
-                   shape.heads, shape.head_dim, layout_.layers, layout_.heads, layout_.head_dim);
-    if (shape.first_layer < 0 || shape.first_layer + shape.layers > book_.num_layers)
-      throw failed("a group begins at layer {}; the model has {} layers", shape.first_layer,
+    const SignalLayout layout = book_.layout(shape.side);
+    if (shape.layers != group_of(shape.first_layer()) || shape.heads() != layout.heads ||
+        shape.head_dim() != layout.head_dim)
+      throw failed("{} layers of {} heads of {}; the dictionary codes {} of {} of {}", shape.layers.size(),
+                   shape.heads(), shape.head_dim(), layout.layers, layout.heads, layout.head_dim);
+    if (shape.first_layer() < 0 || shape.layers.back() >= book_.num_layers)
+      throw failed("a group begins at layer {}; the model has {} layers", shape.first_layer(),
                    book_.num_layers);
   }
 
@@ -219,7 +225,7 @@ class SparseCodec final : public Codec {
 
   SparseOptions options_;
   SparseBook book_;  // without its dictionaries, which the parts have
-  SignalLayout layout_;
+  int group_;        // layers of a group
   Engine* engine_;
   std::vector<Part> parts_;
   mutable std::mutex mutex_;
@@ -228,7 +234,8 @@ class SparseCodec final : public Codec {
 
 /// Refuses codes that are larger than the signals themselves at 16 bits.
 void check_size(const SparseOptions& options, const SparseBook& book) {
-  const size_t width = book.layout().signal_width();
+  size_t width = book.layout().signal_width();
+  for (const Side side : book.sides()) width = std::min(width, book.layout(side).signal_width());
   const auto s = static_cast<uint64_t>(options.sparsity), n = static_cast<uint64_t>(book.options.atoms);
   if (s > width) throw usage_error("sparsity is {}; signals have only {} values", s, width);
   if (s > n) throw usage_error("sparsity is {}; the dictionary has only {} atoms", s, n);
@@ -252,8 +259,7 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
   if (!context.book)
     throw usage_error("codec sparse needs a dictionary: give it with --book (train-dict makes one)");
   SparseBook book = sparse_book_from(*context.book, false);
-  if (book.num_layers != context.num_layers || book.heads != context.heads ||
-      book.head_dim != context.head_dim)
+  if (book.num_layers != context.num_layers || !book.layer().same_rows(context.layer_shape(0)))
     throw bad_input("the dictionary is for {} layers of {} heads of {}; the cache has {} of {} of {}",
                     book.num_layers, book.heads, book.head_dim, context.num_layers, context.heads,
                     context.head_dim);

@@ -76,13 +76,13 @@ void SparseView::decode_rows(uint64_t first, MatrixView<float> out) const {
   if (layout_.per_head) {
     Matrix<float> values(codes.offsets.size() - 1, layout_.signal_width());
     coder_.reconstruct(codes.view(), values);
-    from_signals(coder_.normalization(), layout_, shape().first_layer, values, codes.gains, out);
+    from_signals(coder_.normalization(), layout_, shape().first_layer(), values, codes.gains, out);
     return;
   }
   // A token is one signal, in the order of the row: what from_signals does can be done on the way out.
   const Normalization& normalization = coder_.normalization();
   std::vector<float> scale;
-  const auto layer = as_size(shape().first_layer), layers = as_size(shape().layers);
+  const auto layer = as_size(shape().first_layer()), layers = shape().layers.size();
   if (scales_layers(normalization.normalize))
     for (size_t i = 0; i < layers; ++i)
       scale.insert(scale.end(), layout_.layer_width(), normalization.layer_scale[layer + i]);
@@ -95,7 +95,7 @@ void SparseView::decode_rows(uint64_t first, MatrixView<float> out) const {
 /// True if products go faster without decoding. Per token that costs s * vectors multiplications of floats, and once for all tokens atoms *
 /// width * vectors / heads in matrix products; decoding costs s * width, of bytes where atoms are such, and width * vectors / heads.
 bool SparseView::straight_pays(size_t vectors, size_t tokens) const {
-  const auto width = static_cast<double>(shape().width()), heads = width / shape().head_dim,
+  const auto width = static_cast<double>(shape().width()), heads = width / shape().head_dim(),
              per_head = static_cast<double>(vectors) / heads, count = static_cast<double>(tokens),
              all_pairs = count * static_cast<double>(form_.sparsity * layout_.signals_per_row());
   // Measured (kvcodec_bench_reconstruct): a multiplication of the random accesses of sums costs as much as
@@ -159,7 +159,7 @@ void SparseView::multiply_keys(uint64_t first, MatrixView<const float> queries, 
   const MatrixView<const float> atoms = coder_.atoms();
   const Normalization& normalization = coder_.normalization();
   const auto d = shape().dims(), per_row = layout_.signals_per_row(),
-             first_layer = as_size(shape().first_layer);
+             first_layer = as_size(shape().first_layer());
   const size_t n = queries.rows() * d / layout_.row_width();
   for (size_t signal = 0; signal < per_row; ++signal) {
     const std::vector<Head> heads = heads_of(layout_, signal, n);
@@ -227,7 +227,7 @@ void SparseView::multiply_values(uint64_t first, MatrixView<const float> weights
         for (size_t c = 0; c < columns; ++c) of_atoms(from + c, atom) = sums(atom, c);
     });
     parallel_each(heads.size(), 1, [&](size_t h) {
-      const size_t layer = as_size(shape().first_layer) + heads[h].layer, row = heads[h].first_row;
+      const size_t layer = as_size(shape().first_layer()) + heads[h].layer, row = heads[h].first_row;
       gemm(normalization.scale_of(layer), of_atoms.view().rows(h * n, n), atoms.columns(h * d, d), 0,
            out.rows(row, n));
       const float* mean = normalization.mean_of(layer, heads[h].head * d);

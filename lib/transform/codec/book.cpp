@@ -141,7 +141,7 @@ FirstTokens first_tokens_from(const Book& book, const TransformBook::Part& part,
 
 TransformBook::Part part_from(const Book& book, Side side, int first_layer, std::span<const float> steps,
                               const TransformBook& transform) {
-  const uint64_t width = transform.width();
+  const uint64_t width = transform.width(side);
   const std::optional<TokenFeatures>& features = transform.features;
   TransformBook::Part part{side, first_layer, {}, {}, {}};
   part.basis.mean = finite_floats(book, path_of(part, "mean"), width);
@@ -157,7 +157,7 @@ TransformBook::Part part_from(const Book& book, Side side, int first_layer, std:
   }
   part.rungs = rungs_from(book, part, steps, part.basis.components());
   part.first =
-      first_tokens_from(book, part, steps.size(), width, width / static_cast<uint64_t>(transform.head_dim));
+      first_tokens_from(book, part, steps.size(), width, width / transform.layer().values_of_class());
   return part;
 }
 
@@ -230,6 +230,7 @@ Book to_book(const TransformBook& transform) {
   book.parameters.set("num-layers", int64_t{transform.num_layers});
   book.parameters.set("heads", int64_t{transform.heads});
   book.parameters.set("head-dim", int64_t{transform.head_dim});
+  set_value_dim(book.parameters, transform.value_dim);
   book.parameters.set("source", transform.source);
   set_rope(book.parameters, transform.rope);
   if (transform.parts.empty() || transform.classes.size() != kLevelClasses)
@@ -261,6 +262,7 @@ TransformBook transform_book_from(const Book& book) {
   transform.num_layers = book.shape_parameter("num-layers");
   transform.heads = book.shape_parameter("heads");
   transform.head_dim = book.shape_parameter("head-dim");
+  transform.value_dim = value_dim_in(book.parameters);
   transform.source = book.parameters.get_string("source");
   transform.rope = rope_in(book.parameters);
   const int group = book.shape_parameter("layer-group");

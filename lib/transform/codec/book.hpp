@@ -2,7 +2,7 @@
 //
 // A part is one side of some consecutive layers, or both together; its vectors are tokens with all heads of these
 // layers. R: number of steps; n: components of a part, those that some step uses; b: columns of a block of the metric.
-// <side>: key, value or both. Parameters: all of TransformBookOptions, and num-layers, heads, head-dim, source, rope.
+// <side>: key, value or both. Parameters: all of TransformBookOptions, and num-layers, heads, head-dim, value-dim, source, rope.
 //   steps            f32 [R]       of all parts, coarsest first: the rungs
 //   bits, errors     f64 [R]       what they came to in training: bits per value; squared weighted error per token
 //   tables           u8 [bytes]    the models of all classes, one behind the other (RansModel::write), zero bits to
@@ -72,6 +72,7 @@ struct TransformBookOptions final : Options {
 struct TransformBook {
   TransformBookOptions options;
   int num_layers = 0, heads = 0, head_dim = 0;
+  int value_dim = kAsKeys;
   std::string source;                  ///< identifies the data it was learned from
   RopeChoice rope = RopeChoice::keep;  ///< of the keys it was learned from
   std::vector<LevelClass> classes;
@@ -89,9 +90,10 @@ struct TransformBook {
 
   size_t steps() const { return measures.size(); }
   bool knows_first_tokens() const { return !parts.empty() && !parts.front().first.empty(); }
-  size_t width() const {
-    return GroupShape{0, static_cast<int>(options.layer_group), heads, head_dim, options.part_sides().front()}
-        .width();
+  LayerShape layer() const { return layer_of(heads, head_dim, value_dim); }
+  /// Of a part of that side.
+  size_t width(Side side) const {
+    return GroupShape{consecutive(0, static_cast<int>(options.layer_group)), layer(), side}.width();
   }
   /// The rung whose bits in training are nearest to these.
   size_t rung_for(double bits) const;

@@ -97,10 +97,10 @@ class TransformParts {
   /// The part of that side from the shape's first layer on, as the book has it. Throws Error(bad_input) where the book has
   /// none, Error(failed) if the shape has another width.
   const std::shared_ptr<const TransformPart>& of_book(const GroupShape& shape) const {
-    const auto found = parts_.find(Key(shape.side, shape.first_layer));
+    const auto found = parts_.find(Key(shape.side, shape.first_layer()));
     if (found == parts_.end())
       throw bad_input("the transform has no part for the {}s of layers from {} on", shape.side,
-                      shape.first_layer);
+                      shape.first_layer());
     check_width(shape, found->second->width());
     return found->second;
   }
@@ -118,7 +118,7 @@ class TransformParts {
   std::shared_ptr<const TransformPart> adapted(const GroupShape& shape, std::vector<uint8_t> bytes) const {
     const TransformPart& part = *of_book(shape);
     const std::lock_guard lock(mutex_);
-    auto& [kept_bytes, kept] = adapted_[Key(shape.side, shape.first_layer)];
+    auto& [kept_bytes, kept] = adapted_[Key(shape.side, shape.first_layer())];
     if (!kept || kept_bytes != bytes) {
       kept = part.adapted(read_adaptation(bytes, part.tables(), part.rung().classes));
       kept_bytes = std::move(bytes);
@@ -453,7 +453,9 @@ class TransformCodec final : public Codec {
         }()) {}
 
   Record parameters() const override { return record_of(options_); }
-  int layer_group() const override { return layer_group_; }
+  std::vector<int> group_of(int layer) const override {
+    return consecutive(layer - layer % layer_group_, layer_group_);
+  }
   bool joint() const override { return joint_; }
   std::optional<LearnedRate> learned_rate() const override {
     return LearnedRate{{kCodes, kExact}, learned_bits_};
@@ -607,8 +609,7 @@ std::unique_ptr<Codec> make_transform(const Options& options, const CodecContext
   if (!context.book)
     throw usage_error("codec transform needs a book: give it with --book (train-transform makes one)");
   TransformBook book = transform_book_from(*context.book);
-  if (book.num_layers != context.num_layers || book.heads != context.heads ||
-      book.head_dim != context.head_dim)
+  if (book.num_layers != context.num_layers || !book.layer().same_rows(context.layer_shape(0)))
     throw bad_input("the transform is for {} layers, {} heads of {}; the cache has {}, {} of {}",
                     book.num_layers, book.heads, book.head_dim, context.num_layers, context.heads,
                     context.head_dim);

@@ -37,8 +37,7 @@ std::unique_ptr<Codec> codec_for(const KvReader& kv, const std::string& word) {
   const CodecEntry& entry = codec_named(word);
   const auto options = entry.make_options();
   set_keys(word, entry.name, options->fields());
-  return make_codec(entry, *options, context_of(kv.model(), kv.documents(), kv.dtype(), nullptr),
-                    RopeChoice::keep);
+  return make_codec(entry, *options, context_of(kv.model(), kv.dtype(), nullptr), RopeChoice::keep);
 }
 
 TEST_CASE("samples of caches: of layers that leave out tokens the rows that they hold are taken") {
@@ -142,7 +141,7 @@ TEST_CASE("samples of caches: queries judge errors by what they do to attention"
   const Probe one(kv, {0, 1}, {0}, {0, 1}, 160);
   const LayerRows own(kv, 0, 0, 160);
   LayerRows other = own;
-  const GroupShape shape = group_shape(kv.model(), 0, 1, Side::key);
+  const GroupShape shape = group_shape(kv.model(), {0}, Side::key);
   const DocumentRows rows(own.keys.view());
   coarse->open(shape, encode_in_memory(*coarse, shape, {&rows, 1}).document(0))->decode(0, other.keys);
   Matrix<float> queries(4, 64);

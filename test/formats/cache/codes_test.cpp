@@ -355,7 +355,7 @@ TEST_CASE("codes: a part larger than is read at once comes back whatever is aske
   CodesWriter writer(output, info, *codec, {{}, counting(0, info.documents.tokens())});
   std::vector<Encoded> expected;
   for (const Side side : kSides) {
-    const GroupShape shape{0, 1, 2, 64, side};
+    const GroupShape shape = usual_group(0, 1, 2, 64, side);
     expected.emplace_back(codec->streams(shape));
     for (size_t d = 0; d < lengths.size(); ++d) {
       const Matrix<float> rows = random_rows(lengths[d], 128, d);
@@ -553,7 +553,7 @@ TEST_CASE("codes: files of the real codecs decode as their Encoded does") {
     reader.check_streams(*again);
     for (const Side side : kSides)
       for (size_t d = 0; d < lengths.size(); ++d) {
-        const GroupShape shape{1, 1, 2, 64, side};
+        const GroupShape shape = usual_group(1, 1, 2, 64, side);
         Encoded expected(codec->streams(shape));
         codec->append(shape, random_rows(lengths[d], 128, d).view(), expected.add_document());
         Matrix<float> from_file(lengths[d], 128), from_memory(lengths[d], 128);

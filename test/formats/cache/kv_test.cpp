@@ -174,11 +174,11 @@ TEST_CASE("kv: layers of several shapes come back, with what their queries meet"
                                           {.heads = 2, .key_dim = 5, .value_dim = 20}};
   CHECK(with_layer_shapes(model, std::vector(5, usual_layer(2, 12))).one_shape());
   model = with_layer_shapes(model, shapes);
-  CHECK_EQ(group_shape(model, 4, 1, Side::value).width(), 40);
-  CHECK_EQ(group_shape(model, 1, 1, Side::key).width(), 12);
-  CHECK_THROWS_AS(group_shape(model, 1, 1, Side::value), Error);
-  CHECK_THROWS_AS(group_shape(model, 0, 2, Side::key), Error);
-  CHECK_THROWS_AS(group_shape(model, 3, 1, Side::key), Error);
+  CHECK_EQ(group_shape(model, {4}, Side::value).width(), 40);
+  CHECK_EQ(group_shape(model, {1}, Side::key).width(), 12);
+  CHECK_THROWS_AS(group_shape(model, {1}, Side::value), Error);
+  CHECK_THROWS_AS(group_shape(model, {0, 1}, Side::key), Error);
+  CHECK_THROWS_AS(group_shape(model, {3}, Side::key), Error);
 
   const std::string path = folder / "kv.h5";
   const uint64_t tokens = 300;

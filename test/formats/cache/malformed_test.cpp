@@ -877,8 +877,8 @@ TEST_CASE(
   const auto values = [](const std::string& path) {
     const KvReader reader(path);
     Matrix<float> rows(8, 32);
-    reader.read(GroupShape{0, 2, 2, 4, Side::key}, 0, rows.view().columns(0, 16));
-    reader.read(GroupShape{0, 2, 2, 4, Side::value}, 0, rows.view().columns(16, 16));
+    reader.read(usual_group(0, 2, 2, 4, Side::key), 0, rows.view().columns(0, 16));
+    reader.read(usual_group(0, 2, 2, 4, Side::value), 0, rows.view().columns(16, 16));
     return std::vector<float>(rows.data(), rows.data() + rows.size());
   };
   const auto expected = values(good);

@@ -66,7 +66,7 @@ struct Corpus {
     CodesWriter writer(output, info, *codec, {tokens, positions});
     for (const int layer : info.groups)
       for (const Side side : kSides) {
-        const GroupShape shape{layer, 1, kHeads, kDims, side};
+        const GroupShape shape = usual_group(layer, 1, kHeads, kDims, side);
         for (size_t d = 0; d < kDocuments; ++d) {
           StreamStore& document = writer.document(side, layer, d);
           if (d == 0 && codec->survey_scope(shape) == SurveyScope::file) {
@@ -95,7 +95,7 @@ struct Corpus {
       bytes += length * 2 * sizeof(uint32_t);
       for (const int layer : reader.info().groups)
         for (const Side side : kSides) {
-          const GroupShape shape{layer, 1, kHeads, kDims, side};
+          const GroupShape shape = usual_group(layer, 1, kHeads, kDims, side);
           const auto document = reader.document(side, layer, d);
           const auto view = codec->open(shape, *document);
           REQUIRE(view->tokens() == length);

@@ -24,7 +24,7 @@ namespace {
 std::vector<float> cosines(const KeyRope& rope, int head_dim, uint64_t token) {
   Matrix<float> key(1, static_cast<size_t>(head_dim));
   for (int j = 0; j < head_dim / 2; ++j) key(0, static_cast<size_t>(j)) = 1;
-  rope.turn(TurnWay::forward, 0, 1, token, key);
+  rope.turn(TurnWay::forward, consecutive(0, 1), token, key);
   return {key.row(0).begin(), key.row(0).begin() + head_dim / 2};
 }
 
@@ -72,12 +72,12 @@ TEST_CASE("key rope: rows that several threads share are turned as one thread tu
   for (size_t i = 0; i < rows.size(); ++i) rows.data()[i] = static_cast<float>(i % 101) - 50;
   const Matrix<float> plain = rows;
   set_num_threads(3);
-  rope.turn(TurnWay::forward, 0, 3, 7, rows);
+  rope.turn(TurnWay::forward, consecutive(0, 3), 7, rows);
   set_num_threads(0);
   for (size_t i = 0; i < rows.rows(); ++i) {
     Matrix<float> row(1, rows.cols());
     std::ranges::copy(plain.row(i), row.row(0).begin());
-    rope.turn(TurnWay::forward, 0, 3, 7 + i, row);
+    rope.turn(TurnWay::forward, consecutive(0, 3), 7 + i, row);
     REQUIRE(std::ranges::equal(row.row(0), std::as_const(rows).row(i)));
   }
 }
@@ -92,15 +92,15 @@ TEST_CASE("key rope: layers may turn a part of each head, by a base of their own
     Matrix<float> key(1, 8);
     for (size_t j = 0; j < 8; ++j) key(0, j) = static_cast<float>(j + 1);
     const Matrix<float> before = key;
-    rope.turn(TurnWay::forward, layer, 1, 5, key);
+    rope.turn(TurnWay::forward, consecutive(layer, 1), 5, key);
     const bool is_turned = !std::equal(key.data(), key.data() + 8, before.data());
     CHECK_EQ(is_turned, layer != 1);
-    rope.turn(TurnWay::back, layer, 1, 5, key);
+    rope.turn(TurnWay::back, consecutive(layer, 1), 5, key);
     for (size_t j = 0; j < 8; ++j) CHECK_LE(std::abs(key(0, j) - before(0, j)), 1e-5f);
   }
   Matrix<float> key(1, 8);
   key(0, 1) = 1, key(0, 5) = 7;  // the second pair of the first four dimensions is 1 and 3; 5 stays
-  rope.turn(TurnWay::forward, 0, 1, 3, key);
+  rope.turn(TurnWay::forward, consecutive(0, 1), 3, key);
   CHECK_LE(std::abs(double(key(0, 1)) - std::cos(3 * std::pow(10000, -0.5))), 1e-6);
   CHECK_LE(std::abs(double(key(0, 3)) - std::sin(3 * std::pow(10000, -0.5))), 1e-6);
   CHECK_EQ(key(0, 5), 7);

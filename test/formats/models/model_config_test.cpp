@@ -657,4 +657,39 @@ TEST_CASE("config.json: files that are no configuration") {
   std::filesystem::remove_all(folder);
 }
 
+TEST_CASE("config.json: Qwen's hybrids have layers without attention, and heads that are turned in part") {
+  const auto hybrid = [] {
+    nlohmann::json config = of_family("Qwen3_5ForCausalLM", "qwen3_5_text");
+    config["num_hidden_layers"] = 8, config["head_dim"] = 16;
+    return config;
+  };
+  const ModelConfig config = parse(hybrid()).config;
+  CHECK(config.delta.layers == std::vector<bool>{true, true, true, false, true, true, true, false});
+  CHECK_EQ(config.delta.mixed_width(), 2 * 16 * 128 + 32 * 128);
+  CHECK_EQ(config.delta.state_size(), 3 * 8192 + 32 * 128 * 128);
+  CHECK_EQ(config.rope.dims, 4);
+  CHECK(config.output_gate);
+  CHECK_EQ(beyond_llama(config), "layers without attention");
+  const auto of_types = [&](nlohmann::json types) {
+    return refused(hybrid(), [&](nlohmann::json& c) { c["layer_types"] = std::move(types); });
+  };
+  CHECK_EQ(of_types({"full_attention"}),
+           "layer_types must say 'linear_attention' or 'full_attention' for each of 8 layers");
+  CHECK_EQ(of_types(std::vector<std::string>(8, "linear_attention")),
+           "no layer has attention; a model without a cache of keys and values is not supported");
+  CHECK_EQ(refused(hybrid(), [](nlohmann::json& c) { c["full_attention_interval"] = 0; }),
+           "full_attention_interval is 0; it must be positive");
+  CHECK_EQ(refused(hybrid(), [](nlohmann::json& c) { c["linear_num_value_heads"] = 24; }),
+           "linear_num_value_heads is 24; it must be a multiple of linear_num_key_heads (16)");
+  nlohmann::json next = hybrid();
+  next["architectures"] = {"Qwen3NextForCausalLM"}, next["model_type"] = "qwen3_next";
+  next["mlp_only_layers"] = {2};
+  const ModelConfig mixed = parse(next).config;
+  CHECK_EQ(mixed.mixture.experts, 512);
+  CHECK_EQ(mixed.mixture.shared_width, 512);
+  CHECK_FALSE(mixed.has_mixture(2));
+  CHECK(mixed.has_mixture(3));
+  CHECK_EQ(parse(next, [](nlohmann::json& c) { c["num_experts"] = 0; }).config.mixture.experts, 0);
+}
+
 }  // namespace model_config_test

@@ -143,7 +143,7 @@ TEST_CASE("q4: values so large that a rotated head overflows are refused, not lo
   Record parameters;
   parameters.set("rotate", std::string("hadamard"));
   const auto codec = codec_from_record(find_codec("q4"), parameters, context);
-  const GroupShape shape{.heads = 1, .head_dim = 32};
+  const GroupShape shape = usual_group(0, 1, 1, 32);
   Matrix<float> rows(2, 32);
   for (size_t j = 0; j < 8; ++j) rows(1, j) = j < 6 ? 3e38f : -3e38f;
   Encoded encoded(codec->streams(shape));
@@ -152,16 +152,16 @@ TEST_CASE("q4: values so large that a rotated head overflows are refused, not lo
 }
 
 TEST_CASE("lossless: a layer whose blocks are too small to be coded surveys nothing, whatever others are") {
-  const CodecContext context{.num_layers = 2, .heads = 2, .head_dim = 8, .one_shape = false};
+  const CodecContext context{.num_layers = 2, .heads = 2, .head_dim = 8};
   Record parameters;
   parameters.set("block", int64_t{64});
   const auto codec = codec_from_record(find_codec("lossless"), parameters, context);
-  CHECK(codec->survey_scope({.heads = 2, .head_dim = 8}) == SurveyScope::file);  // 1,024 values
-  CHECK(codec->survey_scope({.first_layer = 1, .heads = 1, .head_dim = 8}) == SurveyScope::none);
+  CHECK(codec->survey_scope(usual_group(0, 1, 2, 8)) == SurveyScope::file);  // 1,024 values
+  CHECK(codec->survey_scope(usual_group(1, 1, 1, 8)) == SurveyScope::none);
 }
 
 TEST_CASE("lossless: values of quantized blocks are stored as these, in fewer bits, and others are refused") {
-  const GroupShape shape{.heads = 1, .head_dim = 128};  // 32 to 128 values make a block
+  const GroupShape shape = usual_group(0, 1, 1, 128);  // 32 to 128 values make a block
   Rng rng(31);
   for (const ValueBlocks& kind : ValueBlocks::all()) {
     const std::string name = kind.name();
@@ -205,7 +205,7 @@ TEST_CASE("fp8: later tokens have room up to the headroom and are cut beyond it"
   Record parameters;
   parameters.set("sink", int64_t{0});
   const auto codec = codec_from_record(find_codec("fp8"), parameters, context);
-  const GroupShape shape{.heads = 2, .head_dim = 4};
+  const GroupShape shape = usual_group(0, 1, 2, 4);
   Matrix<float> rows(1, 8), later(2, 8), out(3, 8);
   std::ranges::fill(rows.row(0), 1.0f);
   std::ranges::fill(later.row(0), 2.0f);
@@ -233,7 +233,7 @@ TEST_CASE("fp8: the largest 16-bit values come back finite, whatever the headroo
       parameters.set("headroom", headroom);
       parameters.set("sink", int64_t{0});
       const auto codec = codec_from_record(find_codec("fp8"), parameters, context);
-      const GroupShape shape{.heads = 1, .head_dim = 4};
+      const GroupShape shape = usual_group(0, 1, 1, 4);
       const float largest = storage == DType::f16 ? 65504.0f : bf16_to_float(0x7f7f);
       Matrix<float> rows(1, 4), out(1, 4);
       for (size_t j = 0; j < 4; ++j)
@@ -252,7 +252,7 @@ TEST_CASE("lossless: values of few exponents take fewer bits, in all types, appe
   for (const DType storage : {DType::bf16, DType::f16, DType::f32}) {
     const CodecContext context{.num_layers = 1, .heads = 2, .head_dim = 32, .storage = storage};
     const auto codec = codec_from_record(find_codec("lossless"), {}, context);
-    const GroupShape shape{.heads = 2, .head_dim = 32};
+    const GroupShape shape = usual_group(0, 1, 2, 32);
     Matrix<float> rows(640, 64);
     for (size_t i = 0; i < rows.size(); ++i) rows.data()[i] = round_to(storage, float(rng.normal()));
     const Encoded encoded = encode(*codec, shape, rows);

@@ -18,8 +18,8 @@ namespace {
 
 constexpr int kHeads = 2, kDims = 32;
 constexpr size_t kWidth = size_t{kHeads} * kDims;
-const GroupShape kKeys{.heads = kHeads, .head_dim = kDims};
-const GroupShape kValues{.heads = kHeads, .head_dim = kDims, .side = Side::value};
+const GroupShape kKeys = usual_group(0, 1, kHeads, kDims);
+const GroupShape kValues = usual_group(0, 1, kHeads, kDims, Side::value);
 
 CodecContext context() {
   CodecContext made{.num_layers = 1, .heads = kHeads, .head_dim = kDims, .query_heads = 2 * kHeads};
@@ -155,7 +155,7 @@ TEST_CASE("center: keys from before the rotary embedding are not rounded before 
   for (size_t t = 0; t < kTokens; ++t)
     for (size_t j = 0; j < kWidth; ++j) keys(t, j) = static_cast<float>(150.3 + 0.1 * rng.normal());
   Matrix<float> turned = keys;
-  all.rope.turn(TurnWay::forward, 0, 1, uint64_t{0}, turned);
+  all.rope.turn(TurnWay::forward, consecutive(0, 1), uint64_t{0}, turned);
   const auto own = test::codec_of(
       {.label = "", .codec = "q4", .options = {{"bits", int64_t{6}}}, .rope = RopeChoice::undo}, all);
   const Matrix<float> out = decoded(*own, kKeys, coded(*own, kKeys, {turned}));

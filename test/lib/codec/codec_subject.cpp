@@ -17,21 +17,27 @@ namespace kvcodec::test {
 
 std::unique_ptr<Subject> make_subject(const CodecCase& row, int heads, int head_dim, Side side, DType storage,
                                       Rng& rng) {
+  return make_subject(row,
+                      {.num_layers = 4,
+                       .heads = heads,
+                       .head_dim = head_dim,
+                       .storage = storage,
+                       .rope = sample_rope(4, head_dim)},
+                      side, rng);
+}
+
+std::unique_ptr<Subject> make_subject(const CodecCase& row, const CodecContext& context, Side side,
+                                      Rng& rng) {
   auto subject = std::make_unique<Subject>();
-  subject->context = {.num_layers = 4,
-                      .heads = heads,
-                      .head_dim = head_dim,
-                      .storage = storage,
-                      .rope = sample_rope(4, head_dim)};
+  subject->context = context;
   if (row.make_book) subject->book = row.make_book(subject->context, rng);
   if (subject->book) subject->context.book = &*subject->book;
   // Options go through their record, like in a file: anything that parameters() omits shows in every test.
   const auto asked = codec_of(row, subject->context);
   subject->codec = codec_from_record(find_codec(row.codec), asked->parameters(), subject->context);
   CHECK(subject->codec->parameters() == asked->parameters());
-  const int layers = subject->codec->layer_group();
-  subject->shape = {.first_layer = 0, .layers = layers, .heads = heads, .head_dim = head_dim, .side = side};
-  if (subject->codec->joint()) subject->shape.side = Side::both;
+  subject->shape = {subject->codec->group_of(0), context.layer_shape(0),
+                    subject->codec->joint() ? Side::both : side};
   return subject;
 }
 
@@ -117,8 +123,8 @@ void check_decoded(const CodecCase& row, const Subject& subject, MatrixView<cons
   Matrix<float> turned(rows.rows(), rows.cols()), found = turned;
   for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), turned.row(i).begin());
   const auto turn_keys = [&](TurnWay way, Matrix<float>& values) {
-    subject.context.rope.turn(way, shape.first_layer, shape.layers, 0,
-                              values.view().columns(shape.column_of(Side::key), shape.side_width()));
+    subject.context.rope.turn(way, shape.layers, 0,
+                              values.view().columns(shape.column_of(Side::key), shape.side_width(Side::key)));
   };
   turn_keys(TurnWay::back, turned);
   for (float& value : std::span(turned.data(), turned.size()))

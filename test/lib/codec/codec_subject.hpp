@@ -27,6 +27,9 @@ struct Subject {
 std::unique_ptr<Subject> make_subject(const CodecCase& row, int heads, int head_dim, Side side, DType storage,
                                       Rng& rng);
 
+/// The same with everything that the codec is made from but its book; it is for the first layer's group.
+std::unique_ptr<Subject> make_subject(const CodecCase& row, const CodecContext& context, Side side, Rng& rng);
+
 std::unique_ptr<Subject> random_subject(const CodecCase& row, Rng& rng);
 
 /// Rows of 16-bit values: channels of different loudness and offset, now and then an outlier.

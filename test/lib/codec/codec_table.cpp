@@ -34,13 +34,15 @@ KeyRope sample_rope(int layers, int head_dim) {
 SparseBook random_sparse_book(const SparseSettings& settings, const CodecContext& context, Rng& rng) {
   SparseBook book;
   book.num_layers = context.num_layers, book.heads = context.heads, book.head_dim = context.head_dim;
+  book.value_dim = value_dim_of(context.layer_shape(0));
   book.options.layer_group = settings.layer_group;
   book.options.signal = settings.signal;
   book.options.normalize = settings.normalize;
   book.options.center = settings.center;
   book.options.optimizer = Optimizer::gradient;
   book.options.atom_type = settings.atom_type;
-  const size_t width = book.layout().signal_width();
+  const size_t width =
+      std::min(book.layout().signal_width(), book.layout(book.sides().back()).signal_width());
   const size_t n = std::min<size_t>(width, 50);
   const size_t room = 16 * width - (settings.error_target > 0 ? 8 : 0) -
                       (settings.normalize == Normalize::signal ? 16 : 0) -
@@ -58,17 +60,17 @@ SparseBook random_sparse_book(const SparseSettings& settings, const CodecContext
     book.parts.clear();
     for (int first = 0; first < book.num_layers; first += settings.layer_group) book.parts.push_back({first});
   }
-  for (const Side side : kSides) {
+  for (const Side side : book.sides()) {
     Normalization normalization;
     normalization.normalize = settings.normalize;
     if (scales_layers(normalization.normalize))
       for (size_t i = 0; i < layers; ++i)
         normalization.layer_scale.push_back(static_cast<float>(std::exp2(rng.uniform(-1, 4))));
     if (settings.center == Center::channel)
-      normalization.channel_mean = random(layers, book.layout().layer_width(), 0.5);
+      normalization.channel_mean = random(layers, book.layout(side).layer_width(), 0.5);
     for (SparseBook::Part& part : book.parts) {
       Dictionary& dictionary = part.of(side).dictionary;
-      dictionary.atoms = random(n, width, 1);
+      dictionary.atoms = random(n, book.layout(side).signal_width(), 1);
       normalize_atoms(dictionary.atoms);
       if (settings.atom_type == AtomType::i8) {
         dictionary.bytes = round_to_bytes(dictionary.atoms);
@@ -94,6 +96,7 @@ RvqBook random_rvq_book(const RvqSettings& settings, const CodecContext& context
   o.entries_value = settings.entries, o.entries_low = settings.entries, o.entries_high = settings.entries / 2;
   o.split = settings.split, o.entry_type = settings.entry_type;
   book.head_dim = context.head_dim;
+  book.value_dim = value_dim_of(context.layer_shape(0));
   book.source = "random";
   if (settings.weighed) book.weights = sample_weights(context.num_layers);
   const auto d = static_cast<size_t>(context.head_dim);
@@ -197,7 +200,7 @@ void check_kivi(int64_t bits, uint64_t group, uint64_t value_group, int64_t wind
   const uint64_t quantized = tokens < kept ? 0
                              : window < 0  ? std::min(limit, (tokens - kept + group - 1) / group * group)
                                            : (tokens - kept) / group * group;
-  const auto head_dim = static_cast<uint64_t>(shape.head_dim);
+  const auto head_dim = static_cast<uint64_t>(shape.head_dim());
   const double levels = std::exp2(double(bits)) - 1;
   size_t wrong = 0;
   for (uint64_t t = 0; t < tokens; ++t)
@@ -265,16 +268,16 @@ void check_sparse(const SparseBook& book, const SparseSettings& settings, const 
                   MatrixView<const float> original, MatrixView<const float> decoded) {
   const double error_target = settings.error_target;
   const SignalLayout layout = book.layout();
-  const Dictionary& dictionary = book.of(shape.side, book.part_for(shape.first_layer)).dictionary;
+  const Dictionary& dictionary = book.of(shape.side, book.part_for(shape.first_layer())).dictionary;
   const size_t per_row = layout.signals_per_row(), step = original.rows() / 12 + 1;
   for (size_t t = 0; t < original.rows(); t += step) {
     Matrix<float> wanted(per_row, layout.signal_width()), got = wanted;
     std::vector<float> gains(per_row), other_gains(per_row);
-    to_signals(dictionary.normalization, layout, shape.first_layer, original.rows(t, 1), wanted, gains);
+    to_signals(dictionary.normalization, layout, shape.first_layer(), original.rows(t, 1), wanted, gains);
     Normalization same_gain =
         dictionary.normalization;  // the decoded signal is to be divided by the stored norm
     if (same_gain.normalize == Normalize::signal) same_gain.normalize = Normalize::none;
-    to_signals(same_gain, layout, shape.first_layer, decoded.rows(t, 1), got, other_gains);
+    to_signals(same_gain, layout, shape.first_layer(), decoded.rows(t, 1), got, other_gains);
     for (size_t i = 0; i < per_row; ++i) {
       const bool gained = dictionary.normalization.normalize == Normalize::signal;
       const float gain = gained ? gains[i] : 1;
@@ -361,7 +364,7 @@ double kvcomp_bound(double rel, const KvcompSettings& settings, double low, doub
 /// exact.
 void check_kvcomp(const KvcompSettings& settings, DType storage, const GroupShape& shape,
                   MatrixView<const float> original, MatrixView<const float> decoded) {
-  const auto block = static_cast<size_t>(settings.block), d = static_cast<size_t>(shape.head_dim);
+  const auto block = static_cast<size_t>(settings.block), d = static_cast<size_t>(shape.head_dim());
   const bool bounded = settings.max_error > 0 || settings.max_rel_error > 0;
   const bool key = shape.side == Side::key, by_channel = settings.key_quant == "channel";
   const double usual = key ? by_channel ? 0.25 : 0.05 : 0.15;
@@ -426,7 +429,7 @@ struct SelfIndexSettings {
 /// magnitude for keys; the first tokens exactly (there are no queries here).
 void check_selfindex(const SelfIndexSettings& settings, const GroupShape& shape,
                      MatrixView<const float> original, MatrixView<const float> decoded) {
-  const size_t tokens = original.rows(), width = original.cols(), d = static_cast<size_t>(shape.head_dim);
+  const size_t tokens = original.rows(), width = original.cols(), d = static_cast<size_t>(shape.head_dim());
   const bool key = shape.side == Side::key;
   std::vector<float> center(width, 0), alpha(width, 1);
   if (key)
@@ -487,7 +490,7 @@ CodecCase selfindex_case(const SelfIndexSettings& settings) {
 /// A sixteenth of the value, half a step of the subnormal ones, of the scale that the largest value gives.
 void check_fp8(double headroom, const GroupShape& shape, MatrixView<const float> original,
                MatrixView<const float> decoded) {
-  const auto d = static_cast<size_t>(shape.head_dim);
+  const auto d = static_cast<size_t>(shape.head_dim());
   size_t wrong = 0;
   for (size_t head = 0; head < original.cols() / d; ++head) {
     double largest = 0;
@@ -521,7 +524,7 @@ CodecCase fp8_case(double headroom) {
 /// (i, j) is -1 to the number of ones that i and j have in common.
 void check_q4(int64_t bits, size_t group, bool rotated, const GroupShape& shape,
               MatrixView<const float> original, MatrixView<const float> decoded) {
-  const auto d = static_cast<size_t>(shape.head_dim);
+  const auto d = static_cast<size_t>(shape.head_dim());
   const size_t block = rotated ? d & (~d + 1) : 1;
   const double levels = std::exp2(double(bits) - 1);
   const auto transformed = [&](MatrixView<const float> rows, size_t t, size_t first) {
@@ -561,7 +564,7 @@ void check_q4(int64_t bits, size_t group, bool rotated, const GroupShape& shape,
 /// at most one level; stored rotations are accurate to 2%.
 void check_rotated_q4(int64_t bits, const GroupShape& shape, MatrixView<const float> original,
                       MatrixView<const float> decoded) {
-  const auto d = static_cast<size_t>(shape.head_dim);
+  const auto d = static_cast<size_t>(shape.head_dim());
   size_t wrong = 0;
   for (size_t t = 0; t < original.rows(); ++t)
     for (size_t head = 0; head < original.cols() / d; ++head) {
@@ -631,7 +634,7 @@ double greedy_error(const Codebooks& books, std::span<const uint32_t> dimensions
 /// First and newest tokens are exact; the others as near as with a plain search, with a beam nearer on the whole.
 void check_rvq(const RvqBook& book, const RvqSettings& settings, const GroupShape& shape,
                MatrixView<const float> original, MatrixView<const float> decoded) {
-  const auto d = static_cast<size_t>(shape.head_dim);
+  const auto d = static_cast<size_t>(shape.head_dim());
   const size_t tokens = original.rows(), sink = size_t(settings.sink),
                window = settings.window < 0 ? std::min<size_t>(1024, tokens / 64) : size_t(settings.window);
   const size_t first = std::min(tokens, sink), end = tokens > sink + window ? tokens - window : first;
@@ -639,7 +642,7 @@ void check_rvq(const RvqBook& book, const RvqSettings& settings, const GroupShap
   for (size_t j = 0; j < d; ++j) all[j] = static_cast<uint32_t>(j);
   size_t wrong = 0;
   double left = 0, greedy = 0, energy = 0;
-  const float scale = book.weights.error_scale(shape.first_layer, shape.side);
+  const float scale = book.weights.error_scale(shape.first_layer(), shape.side);
   Matrix<float> scaled(original.rows(), original.cols()), scaled_back(original.rows(), original.cols());
   for (size_t t = 0; t < tokens; ++t)
     for (size_t j = 0; j < original.cols(); ++j)

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lib/codec/encoded.hpp"
+#include "lib/codec/kinds.hpp"
 #include "lib/codec/registry.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/error.hpp"
@@ -51,8 +52,8 @@ TEST_CASE("codecs: what was encoded comes back within the codec's bound, never l
             const auto subject = random_subject(row, rng);
             CAPTURE(tokens);
             CAPTURE(static_cast<int>(look));
-            CAPTURE(subject->shape.heads);
-            CAPTURE(subject->shape.head_dim);
+            CAPTURE(subject->shape.heads());
+            CAPTURE(subject->shape.head_dim());
             CAPTURE(name_of(subject->shape.side));
             CAPTURE(name_of(subject->context.storage));
             const Matrix<float> rows = make_rows(*subject, tokens, look, rng);
@@ -125,7 +126,7 @@ TEST_CASE("codecs: of keys and values that are coded together each can be had by
     const auto subject = random_subject(row, rng);
     if (!subject->codec->joint()) return;
     ++joint;
-    CHECK_EQ(subject->shape.width(), 2 * subject->shape.side_width());
+    CHECK_EQ(subject->shape.width(), 2 * subject->shape.side_width(Side::key));
     const Encoded encoded = encode(*subject, make_rows(*subject, 100, Look::ordinary, rng));
     const Matrix<float> both = decode(*subject, encoded.document(0), 0, 100);
     const std::vector<uint32_t> some = {3, 4, 70, 99};
@@ -145,41 +146,92 @@ TEST_CASE("codecs: of keys and values that are coded together each can be had by
   CHECK_GT(joint, 0);
 }
 
-TEST_CASE("codecs: of layers of several shapes each is coded by its own, or the codec says that it cannot") {
-  Rng rng(77);
-  const CodecContext several{.num_layers = 4, .heads = 3, .head_dim = 36, .one_shape = false};
-  size_t able = 0;
-  for (const CodecEntry& entry : codecs()) {
-    CAPTURE(entry.name);
-    const auto options = entry.make_options();
-    if (!entry.capabilities.any_shape) {
-      CHECK_THROWS_WITH_AS(
-          make_codec(entry, *options, several, RopeChoice::keep),
-          doctest::Contains("takes caches whose layers all have the same heads and hold all tokens"), Error);
-      continue;
-    }
-    ++able;
-    const auto codec = make_codec(entry, *options, several, RopeChoice::keep);
-    for (const Side side : kSides)
-      for (const auto& [heads, dims] : std::vector<std::pair<int, int>>{{3, 36}, {1, 36}, {2, 20}, {1, 4}}) {
-        CodecContext alone = several;
-        alone.heads = heads, alone.head_dim = dims, alone.one_shape = true;
-        const GroupShape shape{.first_layer = 1, .layers = 1, .heads = heads, .head_dim = dims, .side = side};
-        Matrix<float> rows(300, shape.width());
-        for (size_t i = 0; i < rows.size(); ++i)
-          rows.data()[i] = round_to(several.storage, static_cast<float>(rng.normal()));
-        const DocumentRows documents[] = {DocumentRows(rows)};
-        const auto expected_codec = make_codec(entry, *options, alone, RopeChoice::keep);
-        const Encoded encoded = encode_in_memory(*codec, shape, documents),
-                      expected = encode_in_memory(*expected_codec, shape, documents);
-        REQUIRE(encoded.specs() == expected.specs());
-        Matrix<float> decoded(300, shape.width()), wanted = decoded;
-        codec->open(shape, encoded.document(0))->decode(0, decoded);
-        expected_codec->open(shape, expected.document(0))->decode(0, wanted);
-        CHECK(std::equal(decoded.data(), decoded.data() + decoded.size(), wanted.data()));
-      }
-  }
-  CHECK_GT(able, 0);
+TEST_CASE(
+    "codecs: layers of several kinds, or without keys or values, are coded as if each kind were alone (long)") {
+  struct Kind {
+    std::vector<int> layers;
+    LayerShape shape;
+  };
+  const Kind kinds[] = {
+      {{0, 3, 5, 8}, usual_layer(2, 36)},
+      {{2, 4, 9, 11}, {.heads = 1, .key_dim = 64, .value_dim = 40}},
+      {{6, 7, 10, 12}, {.heads = 1, .key_dim = 40, .value_dim = 32, .values_in_keys = true}}};
+  for_each_case(
+      [&](const CodecCase& row, Rng& rng) {
+        CodecCase kept = row;  // heads of several dimensions do not turn
+        kept.rope = RopeChoice::keep;
+        CodecContext all{.num_layers = 13, .heads = 2, .head_dim = 64};
+        all.layer_shapes.assign(13, LayerShape{});
+        std::vector<std::unique_ptr<Subject>> alone;
+        std::vector<Book> books;
+        LayerKinds layers;
+        const size_t tokens = 150 + rng.below(100);
+        for (const Kind& kind : kinds) {
+          CodecContext context{.num_layers = 4, .heads = kind.shape.heads, .head_dim = kind.shape.key_dim};
+          context.layer_shapes.assign(4, kind.shape);
+          alone.push_back(make_subject(kept, context, Side::key, rng));
+          // Now, as the row's bound is that of the book made last.
+          const Matrix<float> rows = make_rows(*alone.back(), tokens, Look::ordinary, rng);
+          const Encoded encoded = encode(*alone.back(), rows);
+          check_decoded(kept, *alone.back(), rows, encoded.document(0),
+                        decode(*alone.back(), encoded.document(0), 0, tokens));
+          if (alone.back()->book) books.push_back(*alone.back()->book);
+          layers.push_back(kind.layers);
+          for (const int layer : kind.layers) all.layer_shapes[static_cast<size_t>(layer)] = kind.shape;
+        }
+        const Book joined = books.empty() ? Book() : join_kinds(layers, books, all.num_layers);
+        if (!books.empty()) all.book = &joined;
+        const auto asked = codec_of(kept, all);
+        const auto codec = codec_from_record(find_codec(row.codec), asked->parameters(), all);
+        CHECK(codec->parameters() == asked->parameters());
+        for (size_t k = 0; k < std::size(kinds); ++k)
+          for (const int layer : kinds[k].layers) {
+            Subject own{.context = alone[k]->context, .book = {}, .codec = nullptr, .shape = {}};
+            own.shape.layers = codec->group_of(layer);
+            own.shape.layer = kinds[k].shape;
+            if (own.shape.first_layer() != layer) continue;
+            for (const Side side : codec->sides()) {
+              own.shape.side = side;
+              if (own.shape.width() == 0) continue;
+              GroupShape renumbered = own.shape;
+              for (int& one : renumbered.layers)
+                one = static_cast<int>(std::ranges::find(kinds[k].layers, one) - kinds[k].layers.begin());
+              CHECK(renumbered.layers == alone[k]->codec->group_of(renumbered.first_layer()));
+              const Matrix<float> rows = make_rows(own, tokens, Look::ordinary, rng);
+              Matrix<float> keys;  // surveys of values see keys
+              if (codec->surveyed(own.shape).side != side)
+                keys = make_rows({.context = own.context,
+                                  .book = {},
+                                  .codec = nullptr,
+                                  .shape = codec->surveyed(own.shape)},
+                                 tokens, Look::ordinary, rng);
+              DocumentRows document(rows);
+              document.token_ids = sample_ids(tokens);
+              if (keys.rows() > 0) document.surveyed = keys.view();
+              const Encoded encoded = encode_in_memory(*codec, own.shape, {{document}}),
+                            expected = encode_in_memory(*alone[k]->codec, renumbered, {{document}});
+              CHECK(same_streams(encoded, expected));
+              Matrix<float> found(tokens, own.shape.width()), wanted = found;
+              const auto view = codec->open(own.shape, encoded.document(0));
+              CHECK(view->shape().layers == own.shape.layers);
+              view->decode(0, found);
+              alone[k]->codec->open(renumbered, expected.document(0))->decode(0, wanted);
+              CHECK(same_bits(found, wanted));
+            }
+          }
+        if (!books.empty()) {
+          const Side of_book =
+              find_codec(row.codec).of(Side::key).book_type.empty() ? Side::value : Side::key;
+          CHECK_THROWS_WITH_AS(codec->streams(usual_group(1, 1, 2, 36, of_book)),
+                               doctest::Contains("has nothing for layer 1"), Error);
+          all.layer_shapes[9] = usual_layer(1, 64);
+          CHECK_THROWS_WITH_AS(codec_of(kept, all), doctest::Contains("in the cache layer 9 has other heads"),
+                               Error);
+          all.book = &books.front();
+          CHECK_THROWS_WITH_AS(codec_of(kept, all), doctest::Contains("here they differ"), Error);
+        }
+      },
+      3);
 }
 
 TEST_CASE("codecs: rows of any stride encode like packed ones") {
@@ -334,7 +386,7 @@ TEST_CASE("codecs: symbols are counted as they decode") {
   const auto check = [&](const char* name, const Record& options, size_t quantized, size_t zero) {
     const CodecContext context{.num_layers = 1, .heads = 1, .head_dim = kDims};
     const auto codec = codec_from_record(find_codec(name), options, context);
-    const GroupShape shape{.heads = 1, .head_dim = kDims, .side = Side::value};
+    const GroupShape shape = usual_group(0, 1, 1, kDims, Side::value);
     const Encoded encoded = encode_in_memory(*codec, shape, documents);
     const auto counts = codec->open(shape, encoded.document(0))->symbol_counts();
     std::vector<uint64_t> expected(counts.size());
@@ -357,7 +409,7 @@ TEST_CASE("codecs: symbols are counted as they decode") {
   }
   const auto none =
       codec_from_record(find_codec("none"), {}, {.num_layers = 1, .heads = 1, .head_dim = kDims});
-  const GroupShape shape{.heads = 1, .head_dim = kDims, .side = Side::value};
+  const GroupShape shape = usual_group(0, 1, 1, kDims, Side::value);
   const Encoded in_none = encode_in_memory(*none, shape, documents);
   CHECK(none->open(shape, in_none.document(0))->symbol_counts().empty());
 }
@@ -368,7 +420,7 @@ TEST_CASE("codecs: products are those of decoded rows, over any range, for any n
       const auto subject = random_subject(row, rng);
       const GroupShape shape =
           subject->codec->joint() ? of_side(subject->shape, kSides[rng.below(2)]) : subject->shape;
-      const auto d = static_cast<size_t>(shape.head_dim);
+      const auto d = static_cast<size_t>(shape.head_dim());
       const size_t heads = shape.width() / d, n = 1 + rng.below(6);
       const Encoded encoded = encode(*subject, make_rows(*subject, tokens, Look::ordinary, rng));
       const StreamReader& document = encoded.document(0);

@@ -15,7 +15,7 @@ namespace kvcodec::test {
 
 class CodedSides {
  public:
-  /// For a group of layers; rows: of its keys and its values, (n, shape.side_width()) each. The codec outlives this object.
+  /// For a group of layers; rows: of its keys and its values, (n, shape.side_width(side)) each. The codec outlives this object.
   CodedSides(const Codec& codec, const GroupShape& shape, const std::array<Matrix<float>, 2>& rows) {
     for (const Side side : codec.sides()) {
       const GroupShape coded = of_side(shape, side);
@@ -43,7 +43,7 @@ class CodedSides {
   static Matrix<float> joined(const GroupShape& shape, const std::array<Matrix<float>, 2>& rows) {
     Matrix<float> out(rows[0].rows(), shape.width());
     for (const Side side : sides_in(shape.side)) {
-      const auto to = out.view().columns(shape.column_of(side), shape.side_width());
+      const auto to = out.view().columns(shape.column_of(side), shape.side_width(side));
       for (size_t t = 0; t < to.rows(); ++t)
         std::ranges::copy(rows[static_cast<size_t>(side)].row(t), to.row(t).begin());
     }

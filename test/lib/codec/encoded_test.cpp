@@ -126,7 +126,7 @@ TEST_CASE("codec none: 16-bit values come back exactly, values out of range are 
     const CodecEntry& entry = find_codec("none");
     const auto codec =
         codec_from_record(entry, entry.make(*entry.make_options(), context)->parameters(), context);
-    const GroupShape shape{.heads = 2, .head_dim = 3};
+    const GroupShape shape = usual_group(0, 1, 2, 3);
     Matrix<float> rows(2, 6);
     for (size_t i = 0; i < rows.size(); ++i) rows.data()[i] = 0.5f * static_cast<float>(i) - 2;
     Encoded encoded(codec->streams(shape));

@@ -53,7 +53,7 @@ TEST_CASE("kivi: two bits in groups of 32 with f16 metadata are 3 bits per value
   for (const Side side : kSides)
     for (const int64_t bits : {2, 4}) {
       const auto codec = make_kivi(context, options_of(bits, 32, 32, 128));
-      const GroupShape shape{.heads = 8, .head_dim = 128, .side = side};
+      const GroupShape shape = usual_group(0, 1, 8, 128, side);
       Encoded encoded(codec->streams(shape));
       codec->append(shape, random_rows(1024 + 128, shape.width(), 1), encoded.add_document());
       const uint64_t values = 1024 * shape.width();
@@ -65,7 +65,7 @@ TEST_CASE("kivi: two bits in groups of 32 with f16 metadata are 3 bits per value
 
 TEST_CASE("kivi: the newest tokens wait, fewer than window + group of them") {
   const CodecContext context{.num_layers = 1, .heads = 1, .head_dim = 64};
-  const GroupShape shape{.heads = 1, .head_dim = 64, .side = Side::value};
+  const GroupShape shape = usual_group(0, 1, 1, 64, Side::value);
   const auto codec = make_kivi(context, options_of(2, 32, 32, 128));
   Encoded encoded(codec->streams(shape));
   StreamStore& document = encoded.add_document();
@@ -88,7 +88,7 @@ TEST_CASE("kivi: codes lie as documented, scales per key channel and per group o
   const Matrix<float> rows = random_rows(2 * kGroup, kHeads * kDim, 3);
   for (const Side side : kSides) {
     const auto codec = make_kivi(context, options_of(kBits, kGroup, kValueGroup, 0));
-    const GroupShape shape{.heads = kHeads, .head_dim = kDim, .side = side};
+    const GroupShape shape = usual_group(0, 1, kHeads, kDim, side);
     Encoded encoded(codec->streams(shape));
     codec->append(shape, rows, encoded.add_document());
     const size_t row_scales = side == Side::key ? kHeads * kDim : kHeads * kHeadGroups;
@@ -130,7 +130,7 @@ TEST_CASE("kivi: codes lie as documented, scales per key channel and per group o
 
 TEST_CASE("kivi: shapes that would not shrink are kept exactly") {
   const CodecContext context{.num_layers = 1, .heads = 3, .head_dim = 1};
-  const GroupShape shape{.heads = 3, .head_dim = 1, .side = Side::value};
+  const GroupShape shape = usual_group(0, 1, 3, 1, Side::value);
   const auto codec = make_kivi(context, options_of(2, 32, 32, 0));
   Encoded encoded(codec->streams(shape));
   const Matrix<float> rows = random_rows(100, 3, 4);
@@ -145,7 +145,7 @@ TEST_CASE("kivi: shapes that would not shrink are kept exactly") {
 TEST_CASE("kivi: values that the scale type cannot hold are refused before anything is stored") {
   const CodecContext context{.num_layers = 1, .heads = 2, .head_dim = 32};
   for (const Side side : kSides) {
-    const GroupShape shape{.heads = 2, .head_dim = 32, .side = side};
+    const GroupShape shape = usual_group(0, 1, 2, 32, side);
     Record options = options_of(2, 32, 32, 128);
     const auto codec = make_kivi(context, options);
     Encoded encoded(codec->streams(shape));
@@ -167,7 +167,7 @@ TEST_CASE("kivi: values that the scale type cannot hold are refused before anyth
 
 TEST_CASE("kivi: streams that break the window are refused, though they fit each other") {
   const CodecContext context{.num_layers = 1, .heads = 1, .head_dim = 64};
-  const GroupShape shape{.heads = 1, .head_dim = 64, .side = Side::value};
+  const GroupShape shape = usual_group(0, 1, 1, 64, Side::value);
   const auto codec = make_kivi(context, options_of(2, 32, 32, 128));
   Encoded encoded(codec->streams(shape));
   StreamStore& document = encoded.add_document();

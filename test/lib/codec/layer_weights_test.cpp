@@ -25,9 +25,7 @@ CodecContext context_of(int layers) {
   return {.num_layers = layers, .heads = kHeads, .head_dim = kDims, .storage = DType::bf16};
 }
 
-GroupShape layer_of(int layer, Side side) {
-  return {.first_layer = layer, .layers = 1, .heads = kHeads, .head_dim = kDims, .side = side};
-}
+GroupShape layer_of(int layer, Side side) { return usual_group(layer, 1, kHeads, kDims, side); }
 
 Matrix<float> normal_rows(size_t tokens, Rng& rng) {
   Matrix<float> rows(tokens, kHeads * kDims);

@@ -65,7 +65,6 @@ TEST_CASE("pairs: what both can the pair can, and it needs what either needs") {
       const Capabilities pair = find_codec(keys.name + "+" + values.name).capabilities;
       const Capabilities &a = keys.capabilities, &b = values.capabilities;
       CHECK_EQ(pair.lossless, a.lossless && b.lossless);
-      CHECK_EQ(pair.any_shape, a.any_shape && b.any_shape);
       CHECK_EQ(pair.needs_book, a.needs_book || b.needs_book);
       CHECK_EQ(pair.has_index, a.has_index);
     }
@@ -84,7 +83,7 @@ TEST_CASE(
     const std::unique_ptr<Codec> alone[] = {made("kvcomp", of_keys, context, rope),
                                             made("kivi", of_values, context, rope)};
     for (const Side side : kSides) {
-      const GroupShape shape{.first_layer = 1, .heads = kHeads, .head_dim = kDims, .side = side};
+      const GroupShape shape = usual_group(1, 1, kHeads, kDims, side);
       const Matrix<float> rows = some_rows(3);
       const DocumentRows documents[] = {DocumentRows(rows)};
       CHECK(same_streams(encode_in_memory(*pair, shape, documents),
@@ -145,7 +144,7 @@ TEST_CASE("pairs: what cannot serve one side is refused with the reason") {
                        Error);
   CHECK_THROWS_WITH_AS(made("transform+sparse", {}, context), doctest::Contains("one book at most"), Error);
   context.book = &apart;
-  CHECK_EQ(made("transform+kivi", {}, context)->layer_group(), 1);
+  CHECK_EQ(made("transform+kivi", {}, context)->group_of(2), std::vector{2});
   // A book of values alone contains nothing about keys.
   CHECK_EQ(choose_rope(find_codec("none+transform"), RopeChoice::undo, context), RopeChoice::undo);
 }

@@ -15,7 +15,7 @@ using namespace kvcodec;
 namespace {
 
 constexpr size_t kDims = 32;
-constexpr GroupShape kKeys{.first_layer = 0, .layers = 1, .heads = 2, .head_dim = kDims, .side = Side::key};
+const GroupShape kKeys = usual_group(0, 1, 2, kDims, Side::key);
 
 /// Vectors whose energy lies in few directions, none of which is a channel.
 Matrix<float> in_few_directions(size_t rows, size_t heads, Rng& rng) {

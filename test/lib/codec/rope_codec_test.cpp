@@ -197,14 +197,14 @@ TEST_CASE("key rope: turns as the forward pass does, and back by the same angles
   Rng rng(6);
   const Matrix<float> before = random_rows(500, width, rng);
   Matrix<float> keys = copy_of(before), expected = copy_of(before);
-  rope.turn(TurnWay::forward, 0, 1, 100, keys);
+  rope.turn(TurnWay::forward, consecutive(0, 1), 100, keys);
   for (size_t i = 0; i < expected.rows(); ++i)
     for (size_t head = 0; head < width; head += dim) table.turn(100 + i, expected.row(i).subspan(head, dim));
   size_t wrong = 0;
   for (size_t i = 0; i < keys.size(); ++i) wrong += !(std::abs(keys.data()[i] - expected.data()[i]) <= 2e-6);
   CHECK_EQ(wrong, 0);
   CHECK_FALSE(same_bits(keys, before));
-  rope.turn(TurnWay::back, 0, 1, 100, keys);
+  rope.turn(TurnWay::back, consecutive(0, 1), 100, keys);
   for (size_t i = 0; i < keys.size(); ++i) wrong += !(std::abs(keys.data()[i] - before.data()[i]) <= 2e-6);
   CHECK_EQ(wrong, 0);
 }
@@ -218,7 +218,7 @@ TEST_CASE("key rope: layers have their own, tokens may be anywhere, threads and 
       CAPTURE(layer);
       const Matrix<float> keys = random_rows(50, kHeads * kDims, rng);
       Matrix<float> turned = copy_of(keys);
-      rope.turn(TurnWay::back, layer, 1, first, turned);
+      rope.turn(TurnWay::back, consecutive(layer, 1), first, turned);
       CHECK_EQ(wrong_values(
                    turned, keys, layer, [&](size_t i) { return first + i; }, 0),
                0);
@@ -226,15 +226,15 @@ TEST_CASE("key rope: layers have their own, tokens may be anywhere, threads and 
     }
   const Matrix<float> keys = random_rows(2000, 4 * kHeads * kDims, rng);
   Matrix<float> at_once = copy_of(keys), pieces = copy_of(keys), scattered = copy_of(keys);
-  rope.turn(TurnWay::back, 1, 4, 77, at_once);
+  rope.turn(TurnWay::back, consecutive(1, 4), 77, at_once);
   set_num_threads(5);
   std::vector<uint64_t> tokens(keys.rows());
   for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = 77 + i;
-  rope.turn(TurnWay::back, 1, 4, tokens, scattered);
+  rope.turn(TurnWay::back, consecutive(1, 4), tokens, scattered);
   set_num_threads(0);
   for (size_t i = 0; i < keys.rows(); ++i)
     for (int layer = 0; layer < 4; ++layer)
-      rope.turn(TurnWay::back, 1 + layer, 1, 77 + i,
+      rope.turn(TurnWay::back, consecutive(1 + layer, 1), 77 + i,
                 pieces.view().rows(i, 1).columns(size_t(layer) * kHeads * kDims, kHeads * kDims));
   CHECK(same_bits(at_once, scattered));
   CHECK(same_bits(at_once, pieces));
@@ -275,7 +275,7 @@ TEST_CASE(
           record.set("rope", std::string("undo"));
           return record;
         }());
-        const GroupShape shape{layer, 1, kHeads, kDims, side};
+        const GroupShape shape = usual_group(layer, 1, kHeads, kDims, side);
         Encoded encoded(codec->streams(shape));
         encoded.add_document();
         StreamStore& document = encoded.add_document();  // indices are of the document
@@ -332,7 +332,7 @@ TEST_CASE(
     Seen seen;
     const auto codec = undo_rope(std::make_unique<NotingCodec>(context, seen), context);
     CHECK(codec->wants_queries());
-    const GroupShape shape{3, 1, kHeads, kDims, side};
+    const GroupShape shape = usual_group(3, 1, kHeads, kDims, side);
     CHECK(codec->surveyed(shape).side == Side::key);
     const Matrix<float> keys = random_rows(30, kHeads * kDims, rng),
                         queries = random_rows(3, 2 * kHeads * kDims, rng);
@@ -371,12 +371,12 @@ TEST_CASE(
 
 TEST_CASE("rope codec: keys that are constant before the embedding take almost nothing") {
   const CodecContext context = sample_context();
-  const GroupShape shape{0, 1, kHeads, kDims, Side::key};
+  const GroupShape shape = usual_group(0, 1, kHeads, kDims, Side::key);
   Rng rng(10);
   const Matrix<float> one = random_rows(1, shape.width(), rng);
   Matrix<float> keys(640, shape.width());
   for (size_t i = 0; i < keys.rows(); ++i) std::ranges::copy(one.row(0), keys.row(i).begin());
-  context.rope.turn(TurnWay::forward, 0, 1, 0, keys);
+  context.rope.turn(TurnWay::forward, consecutive(0, 1), 0, keys);
   const auto bits = [&](RopeChoice rope) {
     const CodecEntry& entry = find_codec("kvcomp");
     const auto options = entry.make_options();

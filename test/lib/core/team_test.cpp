@@ -177,7 +177,8 @@ TEST_CASE("team: a transform learned by ranks is that of one") {
   class Source final : public VectorSource {
    public:
     size_t parts() const override { return 3; }
-    size_t width() const override { return 24; }
+    size_t width(size_t /*part*/) const override { return 24; }
+    size_t head_dim(size_t /*part*/) const override { return 8; }
     uint64_t tokens() const override { return 2500; }
     void read(size_t part, uint64_t first, MatrixView<float> out) const override {
       copy_rows(rows_[part], first, out);
@@ -200,7 +201,7 @@ TEST_CASE("team: a transform learned by ranks is that of one") {
   const std::vector<ErrorMetric> metrics(3, ErrorMetric(std::vector<float>(24, 1.5f)));
   check_teams([&](const Team& team) {
     const LearnedTransform learned =
-        learn_transform(source, metrics, {.max_bits = 1.5, .least_bits = 0.3, .head_dim = 8}, {}, team);
+        learn_transform(source, metrics, {.max_bits = 1.5, .least_bits = 0.3}, {}, team);
     CHECK_EQ(learned.firsts.size(), size_t{3});
     Bytes bytes;
     for (size_t part = 0; part < 3; ++part) {

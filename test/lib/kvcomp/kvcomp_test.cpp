@@ -248,7 +248,7 @@ TEST_CASE("kvcomp: no logit of the queries is off by more than --max-logit-error
       }
       const auto codec = entry.make(
           *options, {.num_layers = 1, .heads = heads, .head_dim = dims, .query_heads = heads * group});
-      const GroupShape shape{.heads = heads, .head_dim = dims, .side = Side::key};
+      const GroupShape shape = usual_group(0, 1, heads, dims, Side::key);
       DocumentRows rows(keys.view());
       CHECK_THROWS_AS(encode_in_memory(*codec, shape, {{rows}}), Error);  // no queries
       rows.query_tokens = query_tokens;
@@ -288,7 +288,7 @@ TEST_CASE("kvcomp: the newest tokens wait, fewer than window + block of them, an
   for (size_t i = 0; i < rows.size(); ++i)
     rows.data()[i] = round_to(DType::bf16, static_cast<float>(rng.normal()));
   for (const Side side : kSides) {
-    const GroupShape shape{.heads = 2, .head_dim = 16, .side = side};
+    const GroupShape shape = usual_group(0, 1, 2, 16, side);
     Encoded encoded(codec->streams(shape));
     StreamStore& document = encoded.add_document();
     const DocumentRows all[] = {DocumentRows(rows)};

@@ -84,10 +84,7 @@ std::unique_ptr<Case> make_case(const test::CodecCase& row, size_t tokens, size_
   if (row.make_book) made->book = row.make_book(made->context, rng);
   if (made->book) made->context.book = &*made->book;
   made->codec = test::codec_of(row, made->context);
-  made->group = {.first_layer = 0,
-                 .layers = made->codec->layer_group(),
-                 .heads = heads,
-                 .head_dim = made->context.head_dim};
+  made->group = {made->codec->group_of(0), usual_layer(heads, made->context.head_dim)};
   made->q_heads = heads * (1 + static_cast<int>(rng.below(4)));
   std::array<Matrix<float>, 2> original;
   for (Matrix<float>& rows : original)
@@ -99,8 +96,8 @@ std::unique_ptr<Case> make_case(const test::CodecCase& row, size_t tokens, size_
     for (size_t j = 0; j < made->largest_keys.size(); ++j)
       made->largest_keys[j] = std::max(made->largest_keys[j], std::abs(double{made->decoded[0](t, j)}));
   made->queries = random_rows(queries,
-                              static_cast<size_t>(made->group.layers) * static_cast<size_t>(made->q_heads) *
-                                  static_cast<size_t>(made->group.head_dim),
+                              made->group.layers.size() * static_cast<size_t>(made->q_heads) *
+                                  static_cast<size_t>(made->group.head_dim()),
                               DType::f32, rng);
   for (size_t i = 0; i < queries; ++i) made->visible.push_back(1 + rng.below(tokens));
   if (queries > 1) made->visible[0] = tokens, made->visible[1] = 1;
@@ -114,7 +111,7 @@ struct Reference {
 };
 
 Reference reference(const Case& c, size_t query, size_t layer, size_t q_head) {
-  const auto d = static_cast<size_t>(c.group.head_dim), heads = static_cast<size_t>(c.group.heads);
+  const auto d = static_cast<size_t>(c.group.head_dim()), heads = static_cast<size_t>(c.group.heads());
   const size_t sharing = static_cast<size_t>(c.q_heads) / heads;
   const size_t column = (layer * heads + q_head / sharing) * d;
   const size_t query_column = (layer * static_cast<size_t>(c.q_heads) + q_head) * d;
@@ -153,7 +150,7 @@ Reference reference(const Case& c, size_t query, size_t layer, size_t q_head) {
 /// A report of the values that differ from those of the reference; empty if none do.
 std::string wrong_values(const Case& c, const Matrix<float>& out) {
   test::Mismatch wrong;
-  const auto d = static_cast<size_t>(c.group.head_dim);
+  const auto d = static_cast<size_t>(c.group.head_dim());
   for (size_t i = 0; i < out.rows(); ++i)
     for (size_t vector = 0; vector * d < out.cols(); ++vector) {
       const auto q_heads = static_cast<size_t>(c.q_heads);
@@ -251,8 +248,7 @@ TEST_CASE("attention over codes: what does not fit is refused") {
 }
 
 TEST_CASE("attention over codes: batches hold 16 MiB of scores, or one query") {
-  const GroupShape narrow{.layers = 1, .heads = 8, .head_dim = 128},
-      wide{.layers = 80, .heads = 8, .head_dim = 128};
+  const GroupShape narrow = usual_group(0, 1, 8, 128), wide = usual_group(0, 80, 8, 128);
   CHECK_EQ(attention_batch(narrow, 32), 64);
   CHECK_EQ(attention_batch(wide, 64), 1);
   CHECK_LT(attention_bytes(narrow, 32, 0), 40 << 20);

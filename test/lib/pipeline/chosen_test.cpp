@@ -68,8 +68,7 @@ TEST_CASE("chosen tokens: decoded alone they are what they are among all, and at
     std::optional<Book> book;
     if (row.make_book) context.book = &book.emplace(row.make_book(context, rng));
     const auto codec = test::codec_of(row, context);
-    const GroupShape shape{
-        .first_layer = 0, .layers = codec->layer_group(), .heads = kHeads, .head_dim = kDims};
+    const GroupShape shape{codec->group_of(0), usual_layer(kHeads, kDims)};
     const test::CodedSides coded(
         *codec, shape, {random_rows(kTokens, shape.width(), rng), random_rows(kTokens, shape.width(), rng)});
     const Matrix<float> all[2] = {coded.decoded(Side::key), coded.decoded(Side::value)};
@@ -81,7 +80,7 @@ TEST_CASE("chosen tokens: decoded alone they are what they are among all, and at
         for (size_t t = 0; t < tokens.size(); ++t)
           CHECK(std::ranges::equal(std::as_const(out).row(t), all[static_cast<size_t>(side)].row(tokens[t])));
       }
-    const auto layers = static_cast<size_t>(codec->layer_group());
+    const size_t layers = codec->group_of(0).size();
     for (const size_t selections : {kHeads, kQHeads}) {
       const Matrix<float> queries = random_rows(kQueries, layers * kQHeads * kDims, rng);
       std::vector<std::vector<uint32_t>> tokens(kQueries * layers * selections);
@@ -107,7 +106,7 @@ TEST_CASE("chosen tokens: what does not fit is refused") {
   const CodecContext context{.num_layers = 1, .heads = 1, .head_dim = 8, .query_heads = 1};
   const CodecEntry& entry = find_codec("none");
   const auto codec = entry.make(*entry.make_options(), context);
-  const GroupShape shape{.first_layer = 0, .layers = 1, .heads = 1, .head_dim = 8, .side = Side::key};
+  const GroupShape shape = usual_group(0, 1, 1, 8, Side::key);
   const Matrix<float> rows(10, 8);
   const DocumentRows document(rows);
   const Encoded encoded = encode_in_memory(*codec, shape, {&document, 1});

@@ -487,7 +487,7 @@ TEST_CASE("closed loop: surveys see each layer's own rows and queries, in the ca
       CHECK_EQ(onlooker.seen.size(), 2 * documents * 4);
       std::vector<size_t> looks(documents);
       for (const Onlooker::Seen& seen : onlooker.seen) {
-        const auto layer = static_cast<size_t>(seen.shape.first_layer);
+        const auto layer = static_cast<size_t>(seen.shape.first_layer());
         const auto document = static_cast<size_t>(
             std::ranges::find_if(bench.documents,
                                  [&](const LoopDocument& each) { return each.prefix == seen.rows.rows(); }) -
@@ -785,7 +785,7 @@ TEST_CASE("closed loop: codes with an index choose by what is stored in it") {
   const LoopDocument& document = bench.documents[2];
   const Prefix prefix = run_prefix(bench.model, document, 32);
   const Codec& codec = *settings[0].codec;
-  const GroupShape shape{.heads = 2, .head_dim = 16};
+  const GroupShape shape = usual_group(0, 1, 2, 16);
   Matrix<float> keys(prefix.rows.keys[0].rows(), 32);
   for (size_t i = 0; i < keys.size(); ++i)
     keys.data()[i] = round_to(DType::bf16, prefix.rows.keys[0].data()[i]);

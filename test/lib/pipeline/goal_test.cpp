@@ -45,7 +45,7 @@ Matrix<float> random_rows(size_t rows, size_t columns, uint64_t seed) {
 }
 
 uint64_t bytes_of(const Codec& codec, Side side, int layer, const Matrix<float>& rows) {
-  const GroupShape shape{.first_layer = layer, .heads = 2, .head_dim = 32, .side = side};
+  const GroupShape shape = usual_group(layer, 1, 2, 32, side);
   const DocumentRows documents[] = {DocumentRows(rows)};
   const Encoded encoded = encode_in_memory(codec, shape, documents);
   uint64_t bytes = 0;

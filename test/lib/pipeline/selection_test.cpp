@@ -221,7 +221,7 @@ TEST_CASE("selfindex: its selector scores centred keys as their centroids say, a
       key = round_to(DType::bf16, key + 2 * query(0, static_cast<size_t>(c)));
     }
   const auto codec = make_selfindex(2, 2, dims);
-  const GroupShape shape{.heads = 2, .head_dim = dims, .side = Side::key};
+  const GroupShape shape = usual_group(0, 1, 2, dims, Side::key);
   const Encoded encoded = encode_in_memory(*codec, shape, {{DocumentRows(keys)}});
   const auto selector = codec->open(shape, encoded.document(0))->selector(1, false);
   REQUIRE_EQ(selector->tokens(), tokens);
@@ -248,7 +248,7 @@ TEST_CASE(
   const Matrix<float> later = random_rows(5, size_t(dims), rng);
   for (size_t t = 0; t < prompt.rows(); ++t) prompt(t, 3) *= 1e-7f;
   const auto codec = make_selfindex(1, 1, dims);
-  const GroupShape shape{.heads = 1, .head_dim = dims};
+  const GroupShape shape = usual_group(0, 1, 1, dims);
   Encoded encoded(codec->streams(shape));
   StreamStore& document = encoded.add_document();
   const DocumentRows documents[] = {DocumentRows(prompt)};
@@ -286,7 +286,7 @@ TEST_CASE(
   const auto exact_ids = [&](Side side, const std::string& by, size_t piece, const ScoreForms& scores = {}) {
     const auto codec =
         make_selfindex(heads, query_heads, dims, {{"exact-tokens", int64_t{8}}, {"exact-by", by}}, scores);
-    const GroupShape shape{.heads = heads, .head_dim = dims, .side = side};
+    const GroupShape shape = usual_group(0, 1, heads, dims, side);
     Encoded encoded(codec->streams(shape));
     StreamStore& document = encoded.add_document();
     const auto survey = codec->survey(shape);
@@ -337,7 +337,7 @@ TEST_CASE("selfindex: 896 bits per token and head of 128 dimensions beside its f
   const Matrix<float> rows = random_rows(4096, 256, rng);
   uint64_t bits = 0;
   for (const Side side : kSides) {
-    const GroupShape shape{.heads = 2, .head_dim = 128, .side = side};
+    const GroupShape shape = usual_group(0, 1, 2, 128, side);
     const Encoded encoded = encode_in_memory(*codec, shape, {{DocumentRows(rows)}});
     for (const char* stream : {"signs", "levels", "scales", "zeros"})
       if (side == Side::key || std::string(stream) != "signs") bits += encoded.bytes(stream).size() * 8;

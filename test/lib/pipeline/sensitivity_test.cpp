@@ -54,8 +54,7 @@ double divergence_of_q4(const Bench& bench, int64_t bits, std::array<std::vector
       for (const LoopDocument& document : bench.documents) {
         const Prefix prefix = run_prefix(bench.model, document, 0);
         const Matrix<float>& rows = prefix.rows.of(side)[layer];
-        const GroupShape shape{
-            .first_layer = static_cast<int>(layer), .layers = 1, .heads = 2, .head_dim = 16, .side = side};
+        const GroupShape shape = usual_group(static_cast<int>(layer), 1, 2, 16, side);
         Encoded encoded(codec->streams(shape));
         StreamStore& store = encoded.add_document();
         codec->append(shape, rows, store);

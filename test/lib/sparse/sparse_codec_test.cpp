@@ -101,8 +101,7 @@ TEST_CASE("sparse: payload and ids take the paper's bits, for all shapes of its 
         random_book(row.layer_group, row.layer_group, row.heads, row.head_dim, 4097, row.sparsity);
     const Book book = to_book(sparse);
     const auto codec = make(book, context_of(sparse));
-    const GroupShape shape{
-        .first_layer = 0, .layers = row.layer_group, .heads = row.heads, .head_dim = row.head_dim};
+    const GroupShape shape = usual_group(0, row.layer_group, row.heads, row.head_dim);
     constexpr uint64_t kTokens = 2;
     Encoded encoded(codec->streams(shape));
     codec->append(shape, gaussian(kTokens, shape.width(), 1), encoded.add_document());
@@ -269,7 +268,7 @@ TEST_CASE("sparse: what does not fit together is refused") {
   const auto by_error = entry.make_options();
   set_value(by_error->fields()[3], std::string("ols"));
   const auto large_codec = entry.make(*by_error, large_context);
-  const GroupShape shape{.first_layer = 0, .layers = 1, .heads = 1, .head_dim = 8};
+  const GroupShape shape = usual_group(0, 1, 1, 8);
   Encoded encoded(large_codec->streams(shape));
   CHECK(message_of([&] {
           large_codec->append(shape, gaussian(2, 8, 1), encoded.add_document());
@@ -288,7 +287,7 @@ TEST_CASE("sparse: coefficients beyond f16 are refused, and normalizing helps") 
       for (const Side side : kSides) sparse.of(side).dictionary.normalization.layer_scale[0] = 60000;
     const Book book = to_book(sparse);
     const auto codec = make(book, context_of(sparse));
-    const GroupShape shape{.first_layer = 0, .layers = 1, .heads = 1, .head_dim = 8};
+    const GroupShape shape = usual_group(0, 1, 1, 8);
     Matrix<float> rows(1, 8);
     for (size_t i = 0; i < 8; ++i) rows(0, i) = 22000;
     Encoded encoded(codec->streams(shape));
@@ -308,7 +307,7 @@ TEST_CASE("sparse: coefficients beyond f16 are refused, and normalizing helps") 
 TEST_CASE("sparse: many small appends, the Gram matrix coming in between, and several threads at once") {
   const SparseBook sparse = random_book(1, 2, 2, 16, 200, 4);
   const Book book = to_book(sparse);
-  const GroupShape shape{.first_layer = 1, .layers = 1, .heads = 2, .head_dim = 16};
+  const GroupShape shape = usual_group(1, 1, 2, 16);
   const Matrix<float> rows = gaussian(300, shape.width(), 9);
   const auto whole_codec = make(book, context_of(sparse));
   Encoded whole(whole_codec->streams(shape));
@@ -375,7 +374,7 @@ TEST_CASE("sparse: dictionaries of groups of layers, each for its own") {
       const int first = alone.parts[0].first_layer;
       const Book alone_book = to_book(alone);
       const auto other = make(alone_book, context_of(grouped));
-      const GroupShape shape{.first_layer = first, .layers = 2, .heads = 2, .head_dim = 8, .side = side};
+      const GroupShape shape = usual_group(first, 2, 2, 8, side);
       const Matrix<float> rows = gaussian(90, shape.width(), 21);  // enough for a Gram matrix
       Encoded one(codec->streams(shape)), two(other->streams(shape));
       codec->append(shape, rows, one.add_document());
@@ -387,7 +386,7 @@ TEST_CASE("sparse: dictionaries of groups of layers, each for its own") {
       other->open(shape, two.document(0))->decode(0, again);
       CHECK(std::equal(decoded.data(), decoded.data() + decoded.size(), again.data()));
     }
-  const GroupShape untrained{.first_layer = 2, .layers = 2, .heads = 2, .head_dim = 8};
+  const GroupShape untrained = usual_group(2, 2, 2, 8);
   CHECK_EQ(message_of([&] { codec->streams(untrained); }),
            "the dictionary has no atoms for layer 2; it was trained without");
   CHECK_EQ(sparse_book_from(book, false).part_for(4), 1);

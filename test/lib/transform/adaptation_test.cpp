@@ -294,7 +294,7 @@ TEST_CASE(
     const Book book = to_book(test::random_transform_book({.sink = 1, .predict_tokens = lags}, plain, rng));
     CodecContext context = plain;
     context.book = &book;
-    const GroupShape shape{.layers = 2, .heads = 2, .head_dim = 8, .side = Side::both};
+    const GroupShape shape = usual_group(0, 2, 2, 8, Side::both);
     Matrix<float> rows(1500, shape.width());
     for (size_t i = 0; i < rows.rows(); ++i)
       for (size_t c = 0; c < rows.cols(); ++c) rows(i, c) = static_cast<float>(1 + 0.2 * rng.normal());

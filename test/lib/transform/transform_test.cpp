@@ -65,7 +65,8 @@ class Vectors final : public VectorSource {
   explicit Vectors(std::vector<Matrix<float>> parts, Matrix<float> features = {}, Matrix<float> firsts = {})
       : parts_(std::move(parts)), features_(std::move(features)), firsts_(std::move(firsts)) {}
   size_t parts() const override { return parts_.size(); }
-  size_t width() const override { return parts_[0].cols(); }
+  size_t width(size_t part) const override { return parts_[part].cols(); }
+  size_t head_dim(size_t /*part*/) const override { return 16; }
   uint64_t tokens() const override { return parts_[0].rows(); }
   void read(size_t part, uint64_t first, MatrixView<float> out) const override {
     for (size_t t = 0; t < out.rows(); ++t)
@@ -803,7 +804,7 @@ TEST_CASE("transform training: first tokens are learned where there are enough")
   const std::vector<ErrorMetric> metrics(1, ErrorMetric(std::vector<float>(width, 1.0f)));
   const auto learned_from = [&](size_t count, double finer) {
     return learn_transform(Vectors({correlated(4000, width, 8, 1)}, {}, correlated(count, width, 4, 3)),
-                           metrics, {.max_bits = 2, .least_bits = 0.2, .head_dim = 16, .first_finer = finer});
+                           metrics, {.max_bits = 2, .least_bits = 0.2, .first_finer = finer});
   };
   const LearnedTransform learned = learned_from(20, 16);
   REQUIRE_EQ(learned.firsts.size(), size_t{1});
@@ -876,7 +877,7 @@ TEST_CASE("transform: what is predicted from ids needs them, those that the book
   context.book = &book;
   const auto codec = codec_from_record(find_codec("transform"), {}, context);
   CHECK_EQ(codec->predicts_from(), uint64_t{test::kSampleVocabulary});
-  const GroupShape shape{.layers = 2, .heads = 2, .head_dim = 8, .side = Side::both};
+  const GroupShape shape = usual_group(0, 2, 2, 8, Side::both);
   Matrix<float> rows(20, shape.width());
   for (float& value : std::span(rows.data(), rows.size())) value = static_cast<float>(rng.normal());
   const auto error_with = [&](std::vector<uint32_t> ids) {
@@ -904,7 +905,7 @@ TEST_CASE(
   const Book book = to_book(test::random_transform_book({.layer_group = 1, .sink = 0}, plain, rng));
   CodecContext context = plain;
   context.book = &book;
-  const GroupShape shape{.heads = 1, .head_dim = 513, .side = Side::both};
+  const GroupShape shape = usual_group(0, 1, 1, 513, Side::both);
   Matrix<float> rows(3, shape.width());
   for (const bool adapt : {false, true})
     for (const int64_t block : {65408, 65536}) {
@@ -934,7 +935,7 @@ TEST_CASE(
     CAPTURE(lambda);
     TransformBook book = test::random_transform_book(settings, plain, rng);
     book.options.rate_distortion = lambda;
-    const size_t width = book.width();
+    const size_t width = book.width(Side::both);
     // The second half of the components is dead, and only they affect the second half of the columns.
     for (auto& part : book.parts)
       for (auto& rung : part.rungs)
@@ -950,7 +951,7 @@ TEST_CASE(
       if (field.name == "adapt") set_value(field, false);
     }
     const auto codec = make_codec(find_codec("transform"), *options, context, RopeChoice::keep);
-    const GroupShape shape{.layers = 2, .heads = 2, .head_dim = 8, .side = Side::both};
+    const GroupShape shape = usual_group(0, 2, 2, 8, Side::both);
     // Token t has so much there that its error is 2^(t - 4) times what is kept exactly: weights are 1 and 4.
     const double step = double{settings.step},
                  bound = LevelOptions{}.lambda * 16 * double(width) * step * step;
@@ -993,14 +994,15 @@ TEST_CASE("transform: who reads keys and values in turns has both decoded once")
   const Book book = to_book(test::random_transform_book({}, context, rng));
   context.book = &book;
   const auto codec = codec_from_record(find_codec("transform"), {}, context);
-  const GroupShape shape{.layers = 2, .heads = 2, .head_dim = 8, .side = Side::both};
+  const GroupShape shape = usual_group(0, 2, 2, 8, Side::both);
   constexpr size_t kTokens = 5000;  // more than what is left is kept of
   Matrix<float> rows(kTokens, shape.width());
   for (float& value : std::span(rows.data(), rows.size())) value = static_cast<float>(rng.normal());
   const DocumentRows views[] = {std::as_const(rows).view()};
   const Encoded encoded = encode_in_memory(*codec, shape, views);
   const test::CountingReader document(encoded.document(0));
-  Matrix<float> keys(kTokens, shape.side_width()), values = keys, keys_alone = keys, values_alone = keys;
+  Matrix<float> keys(kTokens, shape.side_width(Side::key)), values = keys, keys_alone = keys,
+                                                            values_alone = keys;
   codec->open(of_side(shape, Side::key), document)->decode(0, keys_alone);
   codec->open(of_side(shape, Side::value), document)->decode(0, values_alone);
   const auto same = [](const Matrix<float>& a, const Matrix<float>& b) {

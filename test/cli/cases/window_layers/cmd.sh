@@ -65,11 +65,9 @@ for goal in '--total-bits 6' '--quality high'; do
 done
 kvcodec choose windows.h5 --total-bits 8 --codecs kvcomp,kivi --quiet --json | jq -c '[.codecs[] | [.codec, .reached]]'
 # Commands that do not accept such caches.
-refused encode trim.h5 --codec selfindex -o x.h5
 refused attend codes.h5 --queries trim.h5 -o x.h5
 refused index trim.h5 -o x.h5
 refused select codes.h5 --queries trim.h5 --by signs --budget 9 -o x.h5
-refused train-rvq trim.h5 -o x.h5
 # A model without windows keeps all.
 export SOURCE_DATE_EPOCH=1700000000
 kvcodec dump-kv --model src/data/demo-model --tokens ids --window-layers trim --quiet -o demo.h5 >dump
