@@ -22,11 +22,6 @@ namespace kvcodec::cli {
 namespace {
 
 /// Writes the whole result. Throws Error(failed) if not all of it was written.
-void write_result(const std::string& text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
-    throw failed("standard output: {}", std::strerror(errno));
-}
-
 /// All ranks end with the same status, and only the first one prints.
 int guarded_main(std::vector<std::string> arguments) {
   const std::unique_ptr<Team> team = join_team();
@@ -34,7 +29,7 @@ int guarded_main(std::vector<std::string> arguments) {
   std::optional<Error> own;
   try {
     const std::string result = run_words(std::move(arguments), *team, run);
-    if (team->rank() == 0) write_result(result);
+    if (team->rank() == 0) write_output(result);
     team->wait();
     return run.status;
   } catch (...) {

@@ -1,5 +1,5 @@
 // kvcodec generate [FILE...] --model PATH --prompt TEXT [options]
-#include <cstdio>
+#include <algorithm>
 #include <optional>
 
 #include "cli/codecs/codec_spec.hpp"
@@ -47,34 +47,38 @@ class TokenPrinter {
  public:
   /// before: the token before the first one; with some tokenizers a text's first token loses its space.
   TokenPrinter(const Tokenizer& tokenizer, uint32_t before, bool prints)
-      : tokenizer_(tokenizer), prints_(prints), ids_{before}, begin_(tokenizer.decode(ids_).size()) {}
+      : tokenizer_(tokenizer), prints_(prints), waiting_{before} {}
 
   void add(uint32_t token) {
-    ids_.push_back(token);
-    const std::string all = text();
-    // Bytes of a character that is not whole yet decode to U+FFFD.
-    if (prints_ && !all.ends_with("\uFFFD")) print(all);
+    waiting_.push_back(token);
+    // Bytes of a character that is not whole decode to U+FFFD, and later ones change the text of a run of byte tokens.
+    const auto spelling = tokenizer_.token_of(token);
+    if (spelling && spelling->starts_with("<0x") && spelling->ends_with(">")) return;
+    if (!fresh().ends_with("\uFFFD")) take();
   }
   void end() {
-    if (prints_) print(text() + "\n");
+    take();
+    if (prints_) write_output("\n");
   }
-  std::string text() const {
-    const std::string all = tokenizer_.decode(ids_, true);
-    return all.size() < begin_ ? "" : all.substr(begin_);
-  }
+  const std::string& text() const { return text_; }
 
  private:
-  void print(const std::string& all) {
-    if (all.size() <= printed_) return;
-    std::fwrite(all.data() + printed_, 1, all.size() - printed_, stdout);
-    std::fflush(stdout);
-    printed_ = all.size();
+  /// The text of the waiting tokens behind the first, which is printed already.
+  std::string fresh() const {
+    const std::string all = tokenizer_.decode(waiting_, true);
+    return all.substr(std::min(all.size(), tokenizer_.decode({&waiting_.front(), 1}, true).size()));
+  }
+  void take() {
+    const std::string fresh_text = fresh();
+    if (prints_) write_output(fresh_text);
+    text_ += fresh_text;
+    waiting_ = {waiting_.back()};
   }
 
   const Tokenizer& tokenizer_;
   bool prints_;
-  std::vector<uint32_t> ids_;
-  size_t begin_, printed_ = 0;
+  std::vector<uint32_t> waiting_;
+  std::string text_;
 };
 
 /// Seconds of the stages.
@@ -105,6 +109,7 @@ std::string prompt_text(const GenerateOptions& options, const ModelFiles& files,
 /// Fills the first rows of the document with the cache.
 void read_cache(const JoinedCache& cache, const ModelConfig& config, GrowingDocument& document,
                 const CommonOptions& common) {
+  document.start(cache.tokens());
   ProgressBar bar("cache", "layers", common.quiet);
   for (int layer = 0; layer < config.num_layers; ++layer) {
     for (const Side side : kSides) {
@@ -116,7 +121,6 @@ void read_cache(const JoinedCache& cache, const ModelConfig& config, GrowingDocu
     }
     bar.update(layer + 1, config.num_layers);
   }
-  document.start(cache.tokens());
 }
 
 /// Throws Error(bad_input) for a cache that this model cannot go on with.
@@ -156,6 +160,12 @@ Answer answer(const GenerateOptions& options, const JoinedCache* cache, ModelFil
   keep_weights(model, {.tokens = result.prompt.size() + as_size(options.tokens)});
 
   const Stopwatch watch;
+  if (const uint64_t bytes =
+          checked_mul(room, sizeof(float) * as_size(config.num_layers) * as_size(config.cache_width()));
+      bytes > options.common.memory_bytes())
+    throw usage_error(
+        "the cache may grow to {} tokens and {} bytes; {} are allowed: write fewer --tokens, or give more --memory",
+        grouped(room), grouped(bytes), grouped(options.common.memory_bytes()));
   GrowingDocument document(model, room);
   if (cache) read_cache(*cache, config, document, options.common);
   result.timing.cache = watch.seconds();
@@ -270,6 +280,12 @@ std::string generate(Command& command) {
   const auto files = open_model(options.model);
   std::optional<JoinedCache> cache;
   if (!options.join.files.empty()) {
+    if (options.join.keep_bos == KeepBos::first) {
+      const auto before = files->tokenizer().encode("", true);
+      if (before.empty())
+        throw usage_error("--keep-bos first: texts of this model do not begin with a token of their own");
+      options.join.bos = before.front();
+    }
     cache.emplace(options.join, options.documents, options.common.engine(), true);
     check_cache(*cache, options, *files);
   }

@@ -18,7 +18,7 @@ struct JoinCommand final : CommandOptions {
   std::vector<OptionField> fields() override {
     return {{"name", "name of the new document (default: the documents' names with + between them)", &name},
             {.name = "dtype",
-             .help = "element type of the output (default: that of the encoded caches)",
+             .help = "element type of the output (default: that of the caches, or f32 if they differ)",
              .target = &dtype,
              .choices = {"bf16", "f16", "f32"}}};
   }
@@ -82,6 +82,10 @@ std::string join(Command& command) {
 
   const Stopwatch watch;
   const JoinedCache cache(options.join, options.documents, options.common.engine(), false);
+  if (cache.dropped() > 0)
+    options.common.note(
+        "{} without their first token, {}: files do not say whether it begins all texts of the model",
+        counted(cache.dropped(), "document"), cache.ids().front());
   const std::string name = options.name.empty() ? cache.name() : options.name;
   const DType dtype = options.dtype.value_or(cache.dtype());
   return run_to_file(

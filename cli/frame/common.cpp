@@ -62,6 +62,11 @@ constexpr const char* kClearLine = "\r\033[K";
 
 // Standard error while a command works ---------------------------------------------------------------
 
+void write_output(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+    throw failed("standard output: {}", std::strerror(errno));
+}
+
 void write_note(const std::string& command, const std::string& text) {
   std::fprintf(stderr, "%skvcodec %s: note: %s\n", isatty(STDERR_FILENO) == 1 ? kClearLine : "",
                command.c_str(), message_text(text).c_str());

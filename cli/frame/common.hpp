@@ -33,6 +33,9 @@ namespace kvcodec::cli {
 /// which respects --quiet.
 void write_note(const std::string& command, const std::string& text);
 
+/// Writes to standard output. Throws Error(failed) if it cannot be written.
+void write_output(std::string_view text);
+
 /// Seconds since the object was made.
 class Stopwatch {
  public:

@@ -5,11 +5,22 @@
 #include <utility>
 
 #include "cli/inputs/cache_source.hpp"
+#include "formats/cache/codes_file.hpp"
 #include "formats/models/key_rope.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
+namespace {
+
+/// True for codes that cannot be decoded without a book from another file.
+bool needs_book(const std::string& file) {
+  if (identify(file).type != "codes") return false;
+  const CodesReader codes(file);
+  return !codes.info().book_type.empty() && !codes.embedded_book();
+}
+
+}  // namespace
 
 std::vector<OptionField> JoinOptions::fields() {
   return {
@@ -25,9 +36,11 @@ JoinedCache::JoinedCache(const JoinOptions& options, const DocumentSelection& do
     : at_(static_cast<uint64_t>(options.at)) {
   Documents all;
   std::vector<Part> places;
+  bool book_is_needed = false;
   for (const std::string& file : options.files) {
-    const bool is_codes = identify(file).type == "codes";
-    const auto& source = sources_.emplace_back(open_cache(file, is_codes ? options.book : "", engine, {}));
+    const bool needs = needs_book(file);
+    book_is_needed |= needs;
+    const auto& source = sources_.emplace_back(open_cache(file, needs ? options.book : "", engine, {}));
     check_same_model(file, source->model(), sources_.front()->name(), sources_.front()->model());
     if (source->layers() != layers())
       throw bad_input("{}: has other layers than {}", file, sources_.front()->name());
@@ -36,6 +49,8 @@ JoinedCache::JoinedCache(const JoinOptions& options, const DocumentSelection& do
       places.push_back({.source = sources_.size() - 1, .document = i, .end = source->documents().length(i)});
     }
   }
+  if (!options.book.empty() && !book_is_needed)
+    throw usage_error("no file needs the book {}; leave out --book", options.book);
   const std::string where = options.files.size() == 1 ? options.files.front() : "the files together";
   for (const size_t i : documents.choose(all, where))
     if (places[i].end > 0) parts_.push_back(std::move(places[i]));
@@ -50,7 +65,7 @@ JoinedCache::JoinedCache(const JoinOptions& options, const DocumentSelection& do
           "{}: layers with windows lack tokens of its documents; dump it without --window-layers trim",
           source.name());
   }
-  if (options.keep_bos == KeepBos::first) keep_one_bos();
+  if (options.keep_bos == KeepBos::first) keep_one_bos(options.bos);
   for (Part& part : parts_) {
     part.place = tokens_;
     tokens_ += part.end - part.skipped;
@@ -58,8 +73,8 @@ JoinedCache::JoinedCache(const JoinOptions& options, const DocumentSelection& do
   settle_rope(turned);
 }
 
-void JoinedCache::keep_one_bos() {
-  std::optional<uint32_t> bos;
+void JoinedCache::keep_one_bos(std::optional<uint32_t> bos) {
+  bool is_first = true;
   for (Part& part : parts_) {
     const interop::CacheSource& source = *sources_[part.source];
     if (!source.has_tokens())
@@ -68,10 +83,11 @@ void JoinedCache::keep_one_bos() {
     const uint32_t first = source.tokens(part.document).front();
     if (bos && first != *bos)
       throw bad_input(
-          "{}: document '{}' begins with token {}, the first one with {}: they do not begin alike; use --keep-bos all",
+          "{}: document '{}' begins with token {}, and not with {}, as texts of the model or the first document do; use "
+          "--keep-bos all",
           source.name(), source.documents().names[part.document], first, *bos);
-    if (bos) part.skipped = 1;
-    bos = first;
+    part.skipped = is_first ? 0 : 1;
+    bos = first, is_first = false;
   }
   std::erase_if(parts_, [](const Part& part) { return part.skipped == part.end; });
 }
@@ -87,8 +103,7 @@ void JoinedCache::settle_rope(bool turned) {
   model.key_state = ModelInfo().key_state;
   KeyRope rope = key_rope_of(model);
   if (!rope.known())
-    throw bad_input("{}: its keys must be turned to other positions: {}", sources_.front()->name(),
-                    rope.why_not());
+    throw bad_input("{}: its keys must be turned: {}", sources_.front()->name(), rope.why_not());
   rope_ = std::move(rope), turns_back_ = !before;
   model_ = model;
 }

@@ -26,6 +26,8 @@ struct JoinOptions final : Options {
   std::string book;
   KeepBos keep_bos = KeepBos::all;
   int64_t at = 0;
+  std::optional<uint32_t> bos =
+      {};  ///< the token with which the model's texts begin, where the model is known
 
   std::vector<OptionField> fields() override;
 };
@@ -45,7 +47,7 @@ class JoinedCache {
   size_t count() const { return parts_.size(); }  ///< of documents
   /// Names, with + between them.
   std::string name() const;
-  /// Of all tokens; empty if a file does not know them.
+  /// Ids of all tokens; empty if a file does not know them.
   std::vector<uint32_t> ids() const;
   /// Tokens that documents left out because one first token was kept.
   uint64_t dropped() const;
@@ -75,7 +77,7 @@ class JoinedCache {
 
   MatrixView<const float> rows_of(const Part& part, Side side, int layer, uint64_t first,
                                   uint64_t count) const;
-  void keep_one_bos();
+  void keep_one_bos(std::optional<uint32_t> bos);
   void settle_rope(bool turned);
 
   std::vector<std::unique_ptr<interop::CacheSource>> sources_;

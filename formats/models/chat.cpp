@@ -10,6 +10,8 @@ namespace kvcodec {
 namespace {
 
 constexpr ChatForm kChatForms[] = {
+    {"Phi 4", "<|im_sep|>", "<|im_start|>user<|im_sep|>", "<|im_end|><|im_start|>assistant<|im_sep|>",
+     "<|im_end|>"},
     {"ChatML", "<|im_start|>", "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"},
     {"Llama 3", "<|start_header_id|>", "<|start_header_id|>user<|end_header_id|>\n\n",
      "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"},
@@ -17,6 +19,8 @@ constexpr ChatForm kChatForms[] = {
      "<end_of_turn>"},
     {"harmony", "<|start|>", "<|start|>user<|message|>",
      "<|end|><|start|>assistant<|channel|>final<|message|>", "<|return|>"},
+    {"Granite", "<|start_of_role|>", "<|start_of_role|>user<|end_of_role|>",
+     "<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>", ""},
     {"Phi 3", "<|end|>", "<|user|>\n", "<|end|>\n<|assistant|>\n", "<|end|>"},
     {"DeepSeek", "<｜User｜>", "<｜User｜>", "<｜Assistant｜>", ""},
     {"Mistral", "[INST]", "[INST] ", " [/INST]", ""},

@@ -32,10 +32,11 @@ std::vector<uint32_t> named_ends(const std::string& file) {
   std::vector<uint32_t> ids;
   if (!ends) return ids;
   for (const nlohmann::json& id : ends->is_array() ? *ends : nlohmann::json::array({*ends})) {
-    if (!id.is_number_unsigned() || id.get<uint64_t>() > UINT32_MAX)
+    if (!id.is_number_integer())
       throw bad_input("{}: eos_token_id is {}; it must be a token's number, or a list of them", file,
                       printable(ends->dump(-1, ' ', true)));
-    ids.push_back(id.get<uint32_t>());
+    if (const auto number = id.get<int64_t>(); number >= 0 && number <= INT32_MAX)  // -1 stands for none
+      ids.push_back(static_cast<uint32_t>(number));
   }
   return ids;
 }
@@ -43,16 +44,27 @@ std::vector<uint32_t> named_ends(const std::string& file) {
 /// That of chat_template.jinja, or of tokenizer_config.json: a text, or a list of named ones of which "default" is taken.
 std::string directory_chat_template(const std::string& path) {
   std::error_code error;
-  if (std::ifstream own(path + "/chat_template.jinja"); own) return {std::istreambuf_iterator<char>(own), {}};
+  if (const std::string own = path + "/chat_template.jinja"; fs::is_regular_file(own, error)) {
+    if (fs::file_size(own, error) > kMaxConfigBytes)
+      throw bad_input("{}: has more than {} bytes", own, kMaxConfigBytes);
+    std::ifstream stream(own);
+    return {std::istreambuf_iterator<char>(stream), {}};
+  }
   const std::string file = path + "/tokenizer_config.json";
   if (!fs::exists(file, error)) return {};
   const nlohmann::json object = read_json_object(file, kMaxConfigBytes);
   const nlohmann::json* const found = JsonFields(object).find("chat_template");
-  if (found && found->is_string()) return found->get<std::string>();
-  if (found && found->is_array())
-    for (const nlohmann::json& one : *found)
-      if (one.is_object() && one.value("name", "") == "default") return one.value("template", "");
-  return {};
+  if (!found) return {};
+  if (found->is_string()) return found->get<std::string>();
+  return with_context(file, [&] {
+    for (const nlohmann::json& one : *found) {
+      if (!one.is_object())
+        throw bad_input("chat_template must be a text, or a list of objects with name and template");
+      const JsonFields fields(one);
+      if (fields.get_string("name") == "default") return fields.get_string("template").value_or("");
+    }
+    return std::string();
+  });
 }
 
 class DirectoryModel final : public ModelFiles {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -24,8 +25,12 @@ uint32_t choose_token(std::span<const float> logits, const Sampling& sampling, R
     return static_cast<uint32_t>(std::ranges::max_element(logits) - logits.begin());
   std::vector<uint32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0u);
-  std::ranges::stable_sort(order, [&](uint32_t a, uint32_t b) { return logits[a] > logits[b]; });
-  if (sampling.top_k > 0) order.resize(std::min(order.size(), as_size(sampling.top_k)));
+  const size_t likeliest =
+      sampling.top_k > 0 ? std::min(order.size(), as_size(sampling.top_k)) : order.size();
+  std::ranges::partial_sort(
+      order, order.begin() + std::ssize(std::span(order).first(likeliest)),
+      [&](uint32_t a, uint32_t b) { return std::pair(-logits[a], a) < std::pair(-logits[b], b); });
+  order.resize(likeliest);
   std::vector<double> weights;
   weights.reserve(order.size());
   for (const uint32_t token : order)
@@ -62,13 +67,13 @@ class GrowingDocument::Cache final : public PastCache {
 /// Takes the keys, the values and the last prediction of what is read.
 class GrowingDocument::Sink final : public PrefillSink {
  public:
-  explicit Sink(GrowingDocument& document) : document_(document) {}
+  Sink(GrowingDocument& document, size_t past) : document_(document), past_(past) {}
   void layer(const LayerChunk& chunk) override {
     for (const Side side : kSides) {
       const auto& from = side == Side::key ? chunk.key : chunk.value;
       Matrix<float>& to = document_.rows_.of(side)[as_size(chunk.layer)];
       for (size_t i = 0; i < from.rows(); ++i)
-        std::ranges::copy(from.row(i), to.row(document_.tokens_ + chunk.first + i).begin());
+        std::ranges::copy(from.row(i), to.row(past_ + chunk.first + i).begin());
     }
   }
   void logits(size_t /*first*/, MatrixView<const float> logits) override {
@@ -78,21 +83,36 @@ class GrowingDocument::Sink final : public PrefillSink {
 
  private:
   GrowingDocument& document_;
+  size_t past_;
 };
+
+void GrowingDocument::start(size_t tokens) {
+  if (tokens > room_) throw usage_error("{} tokens are to be kept; there is room for {}", tokens, room_);
+  const size_t held = rows_.keys.front().rows();
+  if (tokens > held) {
+    LayerRows larger(model_.config(), std::min(room_, std::max(tokens, 2 * held)));
+    for (const Side side : kSides)
+      for (size_t layer = 0; layer < larger.keys.size(); ++layer)
+        for (size_t t = 0; t < tokens_; ++t)
+          std::ranges::copy(rows_.of(side)[layer].row(t), larger.of(side)[layer].row(t).begin());
+    rows_ = std::move(larger);
+  }
+  tokens_ = tokens;
+}
 
 std::span<const float> GrowingDocument::read(std::span<const uint32_t> tokens, const Progress& progress,
                                              AttentionMethod* attention) {
   if (tokens.empty() || tokens.size() > room_ - tokens_)
     throw usage_error("{} tokens are to be read, behind {} of at most {}", tokens.size(), tokens_, room_);
   const uint64_t offsets[] = {0, tokens.size()}, past[] = {tokens_};
+  start(past[0] + tokens.size());
   Cache cache(*this);
-  Sink sink(*this);
+  Sink sink(*this, past[0]);
   PrefillOptions options;
   options.logits = LogitRows::last;
   options.attention = attention;
   model_.prefill({.tokens = tokens, .offsets = offsets, .past = past, .cache = &cache}, options, sink,
                  progress);
-  tokens_ += tokens.size();
   return logits_;
 }
 
@@ -117,6 +137,7 @@ LayerRows read_in_pieces(const LlamaModel& model, std::span<const uint32_t> toke
     piece.read(ids);
     const size_t again = std::min(count, joining.recomputed);
     if (again > 0) whole.read(tokens.subspan(place, again));
+    whole.start(place + count);
     for (size_t layer = 0; layer < as_size(config.num_layers); ++layer) {
       const MatrixView<float> keys = piece.rows().keys[layer];
       const int number[] = {static_cast<int>(layer)};
@@ -129,7 +150,6 @@ LayerRows read_in_pieces(const LlamaModel& model, std::span<const uint32_t> toke
                             whole.rows().of(side)[layer].row(place + t).begin());
       }
     }
-    whole.start(place + count);
   }
   return std::move(whole.rows());
 }

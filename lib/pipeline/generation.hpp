@@ -32,14 +32,15 @@ uint32_t choose_token(std::span<const float> logits, const Sampling& sampling, R
 /// A document that grows by what a model reads.
 class GrowingDocument {
  public:
-  /// room: tokens that it holds at most, each of 4 * num_layers * cache_width bytes. The model outlives it.
+  /// room: tokens that it holds at most, each of 4 * num_layers * cache_width bytes; memory grows by doubling. The model outlives it.
   GrowingDocument(const LlamaModel& model, size_t room)
-      : model_(model), rows_(model.config(), room), room_(room) {}
+      : model_(model), rows_(model.config(), 0), room_(room) {}
 
   size_t tokens() const { return tokens_; }
-  /// The cache to start from: fill the rows of its first tokens, keys after the rotary embedding, then say how many there are.
+  /// Keys, after the rotary embedding, and values of these tokens and, behind them, of more that come.
   LayerRows& rows() { return rows_; }
-  void start(size_t tokens) { tokens_ = tokens; }
+  /// Makes it have so many tokens, at most `room`, with those rows; the caller fills rows of new ones.
+  void start(size_t tokens);
 
   /// Reads tokens behind those that are there, and returns the logits of the last one: (vocabulary_size). Progress counts tokens.
   /// attention: as in PrefillOptions. Throws Error(usage) for tokens beyond the room, and the model's errors.

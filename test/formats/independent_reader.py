@@ -129,7 +129,6 @@ class File:
         if shaped:
             self.read_shapes(a)
             require(any(shape != (self.heads, self.dim, self.dim, self.dim) for shape in self.shapes), "shapes that need not be told")
-            require(self.type in OF_ANY_CACHE or len(set(self.shapes)) == 1, "layers of several shapes")
         self.read_scores(json.loads(text(a["scores"])) if "scores" in a else {})
         # Of each document and layer, how many of the first tokens the layer does not hold.
         self.left_out = None

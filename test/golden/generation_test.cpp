@@ -68,12 +68,12 @@ TEST_CASE("generation: the likeliest tokens behind a cache are those of transfor
     // The first 25 tokens come as a cache from another run.
     const Prefix cache = run_prefix(given.model, {prompt, 25}, 0);
     GrowingDocument document(given.model, prompt.size() + wanted.size());
+    document.start(25);
     for (const Side side : kSides)
       for (size_t layer = 0; layer < static_cast<size_t>(given.config.num_layers); ++layer)
         for (size_t t = 0; t < 25; ++t)
           std::ranges::copy(cache.rows.of(side)[layer].row(t),
                             document.rows().of(side)[layer].row(t).begin());
-    document.start(25);
     Rng rng(0);
     std::vector<uint32_t> found{choose_token(document.read(std::span(prompt).subspan(25)), {}, rng)};
     while (found.size() < wanted.size())
@@ -92,6 +92,7 @@ TEST_CASE("generation: a document cannot grow beyond its room") {
   GrowingDocument document(given.model, 4);
   CHECK_THROWS_AS(document.read(prompt), Error);
   CHECK_THROWS_AS(document.read({}), Error);
+  CHECK_THROWS_AS(document.start(5), Error);
   document.read(std::span(prompt).first(4));
   CHECK_THROWS_AS(document.read(std::span(prompt).first(1)), Error);
 }

@@ -13,6 +13,9 @@ TEST_CASE("chat: forms of templates are known by what they put around messages")
   // Parts of templates as they are published with models of these families.
   const std::pair<const char*, const char*> cases[] = {
       {"{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}", "ChatML"},
+      {"{{'<|im_start|>user<|im_sep|>' + message['content'] + '<|im_end|>'}}", "Phi 4"},
+      {"{{- '<|start_of_role|>' + message['role'] + '<|end_of_role|>' + message['content'] + '<|end_of_text|>\\n' }}",
+       "Granite"},
       {"{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}{{- '<|eot_id|>' }}",
        "Llama 3"},
       {"{{ '<start_of_turn>' + role + '\\n' + (message['content'] | trim) + '<end_of_turn>\\n' }}", "Gemma"},
