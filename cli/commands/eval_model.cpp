@@ -30,7 +30,7 @@ struct ModelOptions final : CommandOptions {
   JudgedTextOptions texts;
   std::vector<std::string> codecs;
   int64_t stream = 0, survey = 16, joined = 1, recompute = 0, written = 64;
-  int64_t depths = 5, questions = 10, keys = 1, values = 1;
+  int64_t depths = 5, questions = 10, keys = 1, values = 1, asked = 1;
 
   std::vector<OptionField> fields() override {
     return {
@@ -74,14 +74,22 @@ struct ModelOptions final : CommandOptions {
              1, 1000},
             {"questions", "questions for each length and depth", &questions, 1, 1e6},
             {"keys", "facts planted, each about another word", &keys, 1, 1000},
-            {"values", "numbers planted for the word asked for; each is a right answer", &values, 1, 1000}};
+            {"values", "numbers planted for the word asked for; each is a right answer", &values, 1, 1000},
+            {"asked", "facts that each document is asked for, one after the other, from place to place",
+             &asked, 1, 1000}};
   }
 };
 
 struct RecallQuestion {
   int64_t length;
   double depth;
-  AskedBy asked;
+  AskedBy asked;  ///< answers
+};
+
+/// An answer, and its document.
+struct RecallAnswer {
+  size_t document;
+  RecallDocument::Answer judged;  ///< tokens, counted from the first that is judged
 };
 
 /// The documents to run, and the questions about facts planted in them.
@@ -91,7 +99,7 @@ struct Tasks {
   std::vector<LoopDocument> documents;
   std::vector<RecallQuestion> questions;  ///< none of text
   Joining joining = {};
-  std::vector<size_t> answers;  ///< of each document with a question, judged tokens before its answer
+  std::vector<RecallAnswer> answers;
 
   bool recall() const { return !questions.empty(); }
   template <class Value>
@@ -129,21 +137,26 @@ void add_questions(const ModelOptions& options, const Tokenizer& tokenizer,
     throw usage_error("--seed is {}; with --task recall it must be below {}", options.common.seed, kSeeds);
   auto seed = static_cast<uint64_t>(options.common.seed) << 32;
   for (const int64_t own : parse_lengths(options.lengths, tasks.length))
-    for (int64_t d = 0; d < options.depths; ++d) {
-      const double depth = recall_depth(static_cast<size_t>(d), as_size(options.depths));
+    for (size_t d = 0; d < as_size(options.depths); ++d)
       for (int64_t q = 0; q < options.questions; ++q) {
-        const RecallOptions recall{.length = static_cast<size_t>(own),
-                                   .depth = depth,
-                                   .keys = as_size(options.keys),
-                                   .values = as_size(options.values)};
+        RecallOptions recall{.length = static_cast<size_t>(own),
+                             .depths = {},
+                             .keys = as_size(options.keys),
+                             .values = as_size(options.values)};
+        for (size_t i = 0; i < as_size(options.asked); ++i)
+          recall.depths.push_back(recall_depth((d + i) % as_size(options.depths), as_size(options.depths)));
         auto documents = make_recall_question(tokenizer, text, recall, seed++);
-        tasks.questions.push_back({own, depth, {tasks.documents.size(), documents.size()}});
-        for (RecallDocument& document : documents) {
-          tasks.answers.push_back(document.answer - document.prefix - 1);
-          tasks.documents.push_back({std::move(document.tokens), document.prefix});
+        for (size_t i = 0; i < recall.depths.size(); ++i) {
+          tasks.questions.push_back({own, recall.depths[i], {tasks.answers.size(), documents.size()}});
+          for (size_t j = 0; j < documents.size(); ++j) {
+            const auto [first, end] = documents[j].answers[i];
+            const size_t before = documents[j].prefix + 1;  // the first token is given
+            tasks.answers.push_back({tasks.documents.size() + j, {first - before, end - before}});
+          }
         }
+        for (RecallDocument& document : documents)
+          tasks.documents.push_back({std::move(document.tokens), document.prefix});
       }
-    }
 }
 
 Tasks make_tasks(const ModelOptions& options, const ModelFiles& files) {
@@ -298,9 +311,9 @@ EvalOutcome run_tasks(const ModelOptions& options, const LlamaModel& model, cons
 ShareEstimate accuracy(const EvalOutcome& outcome, Which setting, std::optional<int64_t> length = {},
                        std::optional<double> depth = {}) {
   const Tasks& tasks = outcome.tasks;
-  std::vector<uint8_t> came_out;  // of each document, true if its answer did
-  for (size_t i = 0; i < outcome.results.size(); ++i)
-    came_out.push_back(answered(score(outcome.results[i], setting).right, tasks.answers[i]));
+  std::vector<uint8_t> came_out;  // true for answers that did
+  for (const RecallAnswer& answer : tasks.answers)
+    came_out.push_back(answered(score(outcome.results[answer.document], setting).right, answer.judged));
   std::vector<AskedBy> questions;
   for (const RecallQuestion& question : tasks.questions)
     if ((!length || question.length == *length) && (!depth || question.depth == *depth))
@@ -314,7 +327,7 @@ double bits_at(const EvalOutcome& outcome, size_t setting, int64_t length) {
   for (const RecallQuestion& question : outcome.tasks.questions)
     if (question.length == length)
       for (size_t i = question.asked.first; i < question.asked.first + question.asked.count; ++i)
-        stored.add(outcome.results[i].settings[setting].stored);
+        stored.add(outcome.results[outcome.tasks.answers[i].document].settings[setting].stored);
   return stored.bits_per_value();
 }
 
@@ -449,7 +462,10 @@ std::string json_report(const Command& command, const ModelOptions& options, con
   if (options.joined > 1) json.update({{"joined", options.joined}, {"recompute", options.recompute}});
   json["uncompressed"] = json_of(measures_of(outcome.reference, false));
   if (tasks.recall()) {
-    json.update({{"seed", options.common.seed}, {"keys", options.keys}, {"values_per_key", options.values}});
+    json.update({{"seed", options.common.seed},
+                 {"keys", options.keys},
+                 {"values_per_key", options.values},
+                 {"asked", options.asked}});
     json["uncompressed"]["recall"] = recall_json(outcome, {});
   } else {
     json.update({{"length", tasks.length}, {"prefix", tasks.documents[0].prefix}});
@@ -465,6 +481,7 @@ std::string json_report(const Command& command, const ModelOptions& options, con
 }
 
 std::string facts_text(const ModelOptions& options) {
+  if (options.asked > 1) return fmt::format("{} of {} keys in turn", options.asked, options.keys);
   if (options.keys > 1 && options.values > 1)
     return fmt::format("one of {} keys, any of its {} values", options.keys, options.values);
   if (options.keys > 1) return fmt::format("one of {} keys", options.keys);
@@ -544,7 +561,7 @@ std::string eval_model(Command& command) {
     throw usage_error("no model is named; give its directory or GGUF file with --model");
   if (options.texts.texts.empty()) throw usage_error("no text is named; give files or folders with --text");
   if (options.codecs.empty()) throw usage_error("no setting is named; give codecs with --codec");
-  for (const char* only : {"lengths", "depths", "questions", "keys", "values"})
+  for (const char* only : {"lengths", "depths", "questions", "keys", "values", "asked"})
     if (command.given(only) && options.task != Task::recall)
       throw usage_error("--{} is for --task recall", only);
   for (const char* only : {"prefix", "max-documents", "max-tokens"})
@@ -554,6 +571,7 @@ std::string eval_model(Command& command) {
     throw usage_error("--written is for --task generate");
   if (options.joined == 1 && command.given("recompute"))
     throw usage_error("--recompute is for prefixes that are joined; add --joined");
+  options.keys = std::max(options.keys, options.asked);
   if (command.given("chunk") && command.given("lengths"))
     throw usage_error("--chunk and --lengths exclude each other");
   options.common.apply(command, true);

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <set>
 
+#include <fmt/ranges.h>
+
 #include "lib/core/error.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/core/view.hpp"
@@ -53,9 +55,15 @@ double recall_depth(size_t index, size_t count) {
 
 std::vector<RecallDocument> make_recall_question(const Tokenizer& tokenizer, const RecallText& text,
                                                  const RecallOptions& options, uint64_t seed) {
-  if (options.keys < 1 || options.values < 1 || !(options.depth >= 0 && options.depth <= 1))
-    throw usage_error("{} keys, {} values, depth {}; at least one of both, and a depth of 0 to 1 are needed",
-                      options.keys, options.values, options.depth);
+  const size_t asked = options.depths.size();
+  if (asked < 1 || options.values < 1 ||
+      !std::ranges::all_of(options.depths, [](double depth) { return depth >= 0 && depth <= 1; }))
+    throw usage_error("{} values, depths {}; at least one of both, and depths of 0 to 1 are needed",
+                      options.values, fmt::join(options.depths, ", "));
+  if (options.keys < asked || (asked > 1 && options.values > 1))
+    throw usage_error(
+        "{} questions about {} keys with {} values; one or more keys for each question are needed, and one value for several",
+        asked, options.keys, options.values);
   if (text.words.size() < options.keys)
     throw usage_error("the text has {} words of {} to {} letters; {} wanted, one for each key",
                       text.words.size(), kMinLetters, kMaxLetters,
@@ -77,21 +85,30 @@ std::vector<RecallDocument> make_recall_question(const Tokenizer& tokenizer, con
   };
   std::vector<Planted> planted = {{0, fact(words[0], numbers[0])}};
   for (size_t i = 1; i < options.values; ++i) planted.push_back({0, fact(words[0], numbers[i])});
-  for (size_t i = 1; i < options.keys; ++i) planted.push_back({0, fact(words[i], random_number(rng))});
-  const auto question =
-      encode(" What is the secret number of " + words[0] + "? The secret number of " + words[0] + " is");
-  size_t answer = 0, facts = 0;
+  std::vector<std::string> others;  // of the words behind the first
+  for (size_t i = 1; i < options.keys; ++i)
+    planted.push_back({0, fact(words[i], others.emplace_back(random_number(rng)))});
+  const auto question = [&](size_t i) {
+    return encode((i > 0 ? ".\n" : "") +
+                  (" What is the secret number of " + words[i] + "? The secret number of ") + words[i] +
+                  " is");
+  };
+  size_t asking = 0, answer = 0, facts = 0;
   for (const std::string& number : numbers) answer = std::max(answer, encode(number).size());
+  for (size_t i = 1; i < asked; ++i) answer += encode(others[i - 1]).size();
+  for (size_t i = 0; i < asked; ++i) asking += question(i).size();
   for (const Planted& each : planted) facts += each.tokens.size();
-  const size_t taken = text.before.size() + facts + question.size() + answer;
+  const size_t taken = text.before.size() + facts + asking + answer;
   if (taken > options.length)
     throw usage_error("facts, question and answer take {} tokens; the document is to have {}", taken,
                       options.length);
   const size_t hay = options.length - taken;
   if (text.tokens.size() < hay)
     throw usage_error("a document needs {} tokens of text; there are {}", hay, text.tokens.size());
-  planted[0].place = static_cast<size_t>(std::llround(options.depth * static_cast<double>(hay)));
-  for (size_t i = 1; i < planted.size(); ++i) planted[i].place = rng.below(hay + 1);
+  for (size_t i = 0; i < planted.size(); ++i)
+    planted[i].place = i < asked
+                           ? static_cast<size_t>(std::llround(options.depths[i] * static_cast<double>(hay)))
+                           : rng.below(hay + 1);
   std::ranges::stable_sort(planted, {}, &Planted::place);
 
   const auto haystack = std::span(text.tokens).subspan(rng.below(text.tokens.size() - hay + 1), hay);
@@ -106,25 +123,30 @@ std::vector<RecallDocument> make_recall_question(const Tokenizer& tokenizer, con
 
   std::vector<RecallDocument> documents;
   for (const std::string& number : numbers) {
-    RecallDocument document{prefix, prefix.size(), 0};
-    append_to(document.tokens, question);
-    document.answer = document.tokens.size();
-    append_to(document.tokens, encode(number));
+    RecallDocument document{prefix, prefix.size()};
+    for (size_t i = 0; i < asked; ++i) {
+      append_to(document.tokens, question(i));
+      const size_t first = document.tokens.size();
+      append_to(document.tokens, encode(i == 0 ? number : others[i - 1]));
+      document.answers.push_back({first, document.tokens.size()});
+    }
     documents.push_back(std::move(document));
   }
   return documents;
 }
 
-bool answered(std::span<const uint8_t> right, size_t answer) {
-  if (answer >= right.size()) throw failed("an answer from token {} of {}", answer, right.size());
-  return std::ranges::all_of(right.subspan(answer), [](uint8_t each) { return each != 0; });
+bool answered(std::span<const uint8_t> right, RecallDocument::Answer answer) {
+  if (answer.first >= answer.end || answer.end > right.size())
+    throw failed("an answer of tokens {} to {} of {}", answer.first, answer.end, right.size());
+  return std::ranges::all_of(right.subspan(answer.first, answer.end - answer.first),
+                             [](uint8_t each) { return each != 0; });
 }
 
 ShareEstimate recall_accuracy(std::span<const AskedBy> questions, std::span<const uint8_t> answered) {
   uint64_t right = 0;
   for (const AskedBy& question : questions) {
     if (question.first > answered.size() || question.count > answered.size() - question.first)
-      throw failed("a question of documents {} to {} of {}", question.first, question.first + question.count,
+      throw failed("a question of answers {} to {} of {}", question.first, question.first + question.count,
                    answered.size());
     right += std::ranges::any_of(answered.subspan(question.first, question.count),
                                  [](uint8_t each) { return each != 0; });

@@ -7,7 +7,8 @@
 //   answer     " 4 8 2 1"
 //
 // One fact: single. Several words with a number each, one of them asked for: several keys. One word with
-// several numbers: several values, each of which is a right answer.
+// several numbers: several values, each of which is a right answer. Several facts asked for, one after the other: several
+// queries.
 #pragma once
 
 #include <cstddef>
@@ -36,37 +37,42 @@ double recall_depth(size_t index, size_t count);
 
 struct RecallOptions {
   size_t length = 1000;  ///< tokens of a document, question and answer included
-  double depth = 0.5;    ///< place of the fact asked for: 0 = at the start, 1 = right before the question
-  size_t keys = 1;       ///< facts about other words are planted anywhere
-  size_t values = 1;     ///< likewise further numbers for the word asked for
+  /// Places of the facts asked for, in the order of their questions: 0 = at the start, 1 = right before the first question.
+  std::vector<double> depths = {0.5};
+  size_t keys = 1;    ///< words with a fact; those that are not asked for are planted anywhere
+  size_t values = 1;  ///< likewise further numbers for the word asked for, if there is one
 };
 
-/// A document whose answer is one of the numbers. With several values there is one for each, which differ
+/// A document that ends in questions and their answers. With several values there is one for each, which differ
 /// only in the answer.
 struct RecallDocument {
+  struct Answer {
+    size_t first = 0, end = 0;  ///< tokens
+  };
+
   std::vector<uint32_t> tokens;
-  size_t prefix = 0;  ///< tokens before the question
-  size_t answer = 0;  ///< first token of the answer, which goes to the end
+  size_t prefix = 0;  ///< tokens before the first question
+  std::vector<Answer> answers = {};
 };
 
-/// The documents of one question. The same for the same seed. Throws Error(usage) if facts, question and
+/// The documents of one question, or of several that are asked in turn. The same for the same seed. Throws Error(usage) if facts, question and
 /// answer do not fit the length, or text or words do not suffice.
 std::vector<RecallDocument> make_recall_question(const Tokenizer& tokenizer, const RecallText& text,
                                                  const RecallOptions& options, uint64_t seed);
 
 // Accuracy of questions about facts planted in a text, answered by the likeliest tokens.
 
-/// True if a document's answer came out: all tokens from `answer` on were the likeliest. right: one for
-/// each judged token; answer: judged tokens before it. Throws Error(failed) for an answer of no tokens.
-bool answered(std::span<const uint8_t> right, size_t answer);
+/// True if an answer came out: all its tokens were the likeliest. right: one for each judged token; answer: of these. Throws
+/// Error(failed) for an answer of no tokens, or beyond them.
+bool answered(std::span<const uint8_t> right, RecallDocument::Answer answer);
 
-/// The documents that ask a question, one for each of its right answers: it is answered if any of them is.
+/// The answers to a question, each of which is right: it is answered if any of them came out.
 struct AskedBy {
   size_t first = 0, count = 0;
 };
 
 /// The share of questions answered, and its interval as if questions were independent. answered: of each
-/// document. Throws Error(failed) for questions asked by documents beyond these.
+/// answer. Throws Error(failed) for questions with answers beyond these.
 ShareEstimate recall_accuracy(std::span<const AskedBy> questions, std::span<const uint8_t> answered);
 
 }  // namespace kvcodec

@@ -137,11 +137,13 @@ TEST_CASE("predictions: means over all tokens, a rise over the same document's r
 
 TEST_CASE("recall: an answer is right if all its tokens are, a question if any of its answers is") {
   const std::vector<uint8_t> right = {0, 1, 0, 1, 1};
-  CHECK(answered(right, 3));
-  CHECK(answered(right, 4));
-  CHECK_FALSE(answered(right, 2));
-  CHECK_FALSE(answered(right, 0));
-  CHECK_THROWS_AS(answered(right, 5), Error);
+  CHECK(answered(right, {3, 5}));
+  CHECK(answered(right, {4, 5}));
+  CHECK_FALSE(answered(right, {2, 5}));
+  CHECK_FALSE(answered(right, {0, 5}));
+  CHECK_THROWS_AS(answered(right, {5, 5}), Error);
+  CHECK(answered(right, {1, 2}));
+  CHECK_THROWS_AS(answered(right, {4, 6}), Error);
   const std::vector<uint8_t> documents = {0, 1, 0, 0, 1, 0};
   const std::vector<AskedBy> questions = {{0, 2}, {2, 2}, {4, 1}, {5, 1}};
   CHECK_EQ(recall_accuracy(questions, documents).share, 0.5);
