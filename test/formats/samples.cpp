@@ -61,7 +61,7 @@ std::vector<StreamSpec> SampleCodec::streams(const GroupShape& shape) const {
           {"ids", DType::u16, {3}, Category::ids, 1000, false},
           {"wide-ids", DType::u32, {}, Category::ids, 5'000'000, false},
           {"byte-ids", DType::u8, {2}, Category::ids, 256, false},  // packing gains nothing
-          {"values", DType::f32, {static_cast<uint64_t>(shape.layers), 2}, Category::payload, 0, false},
+          {"values", DType::f32, {uint64_t{shape.layers.size()}, 2}, Category::payload, 0, false},
           {"tail", DType::f64, {}, Category::exempt, 0, false},
           {"table", DType::i32, {4}, Category::tables, 0, true}};
 }
@@ -84,7 +84,7 @@ void SampleCodec::append(const GroupShape& shape, MatrixView<const float> rows, 
     document.append_values("wide-ids", std::span<const uint32_t>(&wide, 1));
     const uint8_t bytes[] = {static_cast<uint8_t>(bits), static_cast<uint8_t>(bits >> 8)};
     document.append_values("byte-ids", std::span<const uint8_t>(bytes));
-    const std::vector<float> values(static_cast<size_t>(shape.layers) * 2, row[row.size() - 1]);
+    const std::vector<float> values(shape.layers.size() * 2, row[row.size() - 1]);
     document.append_values("values", std::span<const float>(values));
     tail.push_back(row[0]);
     if (tail.size() == 5) tail.clear();

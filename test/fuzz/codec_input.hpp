@@ -143,7 +143,7 @@ inline GroupShape choose_side(const Codec& codec, const CodecContext& context, B
 /// Products of tokens [first, first + count) with vectors of ones, two for each head.
 inline void multiply(const DocumentView& document, uint64_t first, size_t count) {
   const GroupShape& shape = document.shape();
-  const size_t vectors = 2 * static_cast<size_t>(shape.layers * shape.heads());
+  const size_t vectors = 2 * static_cast<size_t>(static_cast<int>(shape.layers.size()) * shape.heads());
   Matrix<float> per_channel(vectors, static_cast<size_t>(shape.head_dim())), per_token(vectors, count);
   if (shape.side == Side::key) {
     std::fill_n(per_channel.data(), per_channel.size(), 1.0f);

@@ -31,13 +31,14 @@ TEST_CASE("samples that are trained on: as many tokens as asked for, each once, 
   std::vector<KvReader> files;
   files.emplace_back(folder / "kv.h5");
   const Documents& documents = files.front().documents();
+  const std::vector<int> layers{0};
   for (const uint64_t skip : std::vector<uint64_t>{0, 1})
     for (const uint64_t limit :
          std::vector<uint64_t>{1, 255, 256, 257, 1000, 1900, 2047, 2048, 2049, 2100, 2147, 2148}) {
       CAPTURE(skip);
       CAPTURE(limit);
       uint64_t tokens = 0, end = 0;
-      for (const Run& run : choose_runs(files, {}, limit, skip)) {
+      for (const Run& run : choose_runs(files, {layers, {}, limit, skip})) {
         CHECK(run.count > 0);
         CHECK(run.first >= end);
         const size_t document = run.first < 961 ? 0 : 2;

@@ -542,7 +542,7 @@ TEST_CASE("codes: files of the real codecs decode as their Encoded does") {
     for (const int layer : info.groups)
       for (const Side side : kSides)
         for (size_t d = 0; d < lengths.size(); ++d)
-          codec->append({layer, 1, 2, 64, side}, random_rows(lengths[d], 128, d).view(),
+          codec->append(usual_group(layer, 1, 2, 64, side), random_rows(lengths[d], 128, d).view(),
                         writer.document(side, layer, d));
     writer.finish({"t", {}});
     output.commit();

@@ -117,7 +117,7 @@ void check_content(const std::string& path, const Written& w, DType dtype, uint6
   }
   // Two layers side by side, as codecs take them.
   Matrix<float> group(total, 2 * width);
-  reader.read(GroupShape{1, 2, w.model.num_kv_heads, w.model.head_dim, Side::value}, 0, group);
+  reader.read(usual_group(1, 2, w.model.num_kv_heads, w.model.head_dim, Side::value), 0, group);
   CHECK(same(group.view().columns(0, width), w.rows.at({1, Side::value}).view()));
   CHECK(same(group.view().columns(width, width), w.rows.at({2, Side::value}).view()));
 }

@@ -807,7 +807,7 @@ TEST_CASE("malformed: pieces of a codes file that are lost, interchanged or inve
       for (const size_t d : {0, 1}) {
         Matrix<float> rows = random_rows(kTokens, 128, 2 * d + (side == Side::value));
         rows(1, 1) = 0;
-        codec->append({0, 1, 2, 64, side}, rows, writer.document(side, 0, d));
+        codec->append(usual_group(0, 1, 2, 64, side), rows, writer.document(side, 0, d));
       }
     writer.finish({"t", {}});
     output.commit();
@@ -861,7 +861,7 @@ TEST_CASE("malformed: pieces of a codes file that are lost, interchanged or inve
     const auto read = [&](Side side, size_t d) {
       Matrix<float> rows(kTokens, 128);
       const auto streams = reader.document(side, 0, d);
-      codec->open({0, 1, 2, 64, side}, *streams)->decode(0, rows);
+      codec->open(usual_group(0, 1, 2, 64, side), *streams)->decode(0, rows);
     };
     CHECK_THROWS_WITH_AS(read(Side::key, 0), doctest::Contains("bad.h5: /layers/0/key: document 0: "), Error);
     CHECK_NOTHROW(read(Side::value, 1));
