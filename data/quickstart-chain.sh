@@ -59,7 +59,7 @@ run kvcodec eval-recon kv.h5 $reconstructions $rates | tee recon.txt
 run kvcodec eval-model --model "$data/demo-model" --text "$data/text/moby-dick.txt" --chunk 1024 --max-documents 10 $settings | tee model.txt
 
 step "an answer from half a bit: a number in the middle of a text, found by the model in the compressed cache"
-{ head -c 1000 "$data/text/moby-dick.txt"; echo ' The secret number of harbor is 4 8 2 1.'; tail -c +1000 "$data/text/moby-dick.txt" | head -c 1000; } >letter.txt
+{ head -c 1000 "$data/text/moby-dick.txt"; echo ' The secret number of harbor is 4 8 2 1.'; tail -c +1001 "$data/text/moby-dick.txt" | head -c 1000; } >letter.txt
 run kvcodec dump-kv --model "$data/demo-model" --text letter.txt -o letter.h5
 run kvcodec encode letter.h5 --codec transform --book transform.h5 --total-bits 0.5 -o letter.codes.h5
 # answer CACHE...: from the model without a cache, from the cache and from its codes

@@ -83,7 +83,7 @@ struct ModelOptions final : CommandOptions {
 struct RecallQuestion {
   int64_t length;
   double depth;
-  AskedBy asked;  ///< answers
+  AskedBy asked;  ///< numbers of its answers
 };
 
 /// An answer, and its document.
@@ -231,8 +231,7 @@ struct Summary {
   StoredBits shared;
   uint64_t book_bytes = 0;
   PredictionEstimates predictions;
-  Estimate
-      agreed;  ///< tokens of a document up to the first that is not the likeliest, which it is without compression
+  Estimate agreed;           ///< first tokens of a document that are all the likeliest
   double divergence_99 = 0;  ///< the 99th percentile, over all judged tokens
   SelectionCount selected;
 
@@ -468,7 +467,7 @@ std::string json_report(const Command& command, const ModelOptions& options, con
                  {"asked", options.asked}});
     json["uncompressed"]["recall"] = recall_json(outcome, {});
   } else {
-    json.update({{"length", tasks.length}, {"prefix", tasks.documents[0].prefix}});
+    json.update({{"length", tasks.documents[0].tokens.size()}, {"prefix", tasks.documents[0].prefix}});
     if (tasks.written > 0) json["written"] = tasks.written;
   }
   json["settings"] = Json::array();
@@ -566,11 +565,15 @@ std::string eval_model(Command& command) {
       throw usage_error("--{} is for --task recall", only);
   for (const char* only : {"prefix", "max-documents", "max-tokens"})
     if (command.given(only) && options.task == Task::recall)
-      throw usage_error("--{} is for --task text", only);
+      throw usage_error("--{} is not for --task recall, which makes its documents", only);
   if (command.given("written") && options.task != Task::generate)
     throw usage_error("--written is for --task generate");
   if (options.joined == 1 && command.given("recompute"))
     throw usage_error("--recompute is for prefixes that are joined; add --joined");
+  if (options.asked > 1 && options.values > 1) throw usage_error("--asked and --values exclude each other");
+  if (command.given("keys") && options.keys < options.asked)
+    throw usage_error("--asked is {}, but --keys plants {}", options.asked,
+                      counted(as_size(options.keys), "fact"));
   options.keys = std::max(options.keys, options.asked);
   if (command.given("chunk") && command.given("lengths"))
     throw usage_error("--chunk and --lengths exclude each other");

@@ -5,6 +5,7 @@
 # For each number of tokens, which the text begins with, a line for the text itself and one for each codec: tokens; name; bits per value; medians of
 # seconds to read and decode the cache, to read what is not cached (the prompt, or text and prompt), and of the whole command.
 set -eu -o pipefail
+export LC_ALL=C  # or seconds have a comma
 model=$1 text=$2 repeats=$3 out=$4
 shift 4
 kvcodec=${KVCODEC:-kvcodec}
@@ -21,25 +22,27 @@ first_token() {
   shift 2
   for ((i = 0; i < repeats; ++i)); do
     begin=$EPOCHREALTIME
-    results+=$("$kvcodec" generate "$@" --model "$model" --tokens 1 --no-stop --quiet --json |
-      jq -r '[.cached_tokens + .prompt_tokens, .cache_seconds, .prompt_seconds] | @tsv')
-    results+=$'\t'$(awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')$'\n'
+    "$kvcodec" generate "$@" --model "$model" --prompt - --tokens 1 --no-stop --quiet --json <"$out/prompt.txt" >"$out/answer.json"
+    results+=$(jq -r --arg begin "$begin" --arg end "$EPOCHREALTIME" \
+      '[.cached_tokens + .prompt_tokens, .cache_seconds, .prompt_seconds, ($end | tonumber) - ($begin | tonumber)] | @tsv' "$out/answer.json")$'\n'
   done
   results=${results%$'\n'}
   printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$(cut -f 1 <<<"$results" | median)" "$name" "$bits" "$(cut -f 2 <<<"$results" | median)" \
     "$(cut -f 3 <<<"$results" | median)" "$(cut -f 4 <<<"$results" | median)"
 }
 
+per_token=$("$kvcodec" dump-kv --model "$model" --text "$text" --layers 0 --chunk 512 --quiet --overwrite --json -o "$out/layer.h5" |
+  jq --argjson bytes "$(stat -Lc %s "$text")" '$bytes / .tokens')
 for tokens in "${lengths[@]}"; do
   "$kvcodec" dump-kv --model "$model" --text "$text" --chunk "$tokens" --max-tokens "$tokens" --queries none --quiet --overwrite -o "$out/kv.h5" >/dev/null
-  bytes=$("$kvcodec" dump-kv --model "$model" --text "$text" --layers 0 --chunk 512 --quiet --overwrite --json -o "$out/layer.h5" |
-    jq --argjson bytes "$(stat -Lc %s "$text")" --argjson wanted "$tokens" '$bytes * $wanted / .tokens | floor')
-  first_token text "" --prompt "$(head -c "$bytes" "$text")$prompt"
+  { head -c "$(jq -n "$per_token * $tokens | floor")" "$text"; echo "$prompt"; } >"$out/prompt.txt"
+  first_token text ""
+  echo "$prompt" >"$out/prompt.txt"
   for setting; do
     # shellcheck disable=SC2086  # options
     "$kvcodec" encode "$out/kv.h5" ${setting#*=} --quiet --overwrite -o "$out/codes.h5" >/dev/null
     book=$(grep -oE -e '--book [^ ]+' <<<"${setting#*=}" || true)
     # shellcheck disable=SC2086
-    first_token "${setting%%=*}" "$("$kvcodec" info "$out/codes.h5" --json | jq '.rate.bits_per_value * 100 | round / 100')" "$out/codes.h5" $book --prompt "$prompt"
+    first_token "${setting%%=*}" "$("$kvcodec" info "$out/codes.h5" --json | jq '.rate.bits_per_value * 100 | round / 100')" "$out/codes.h5" $book
   done
 done
