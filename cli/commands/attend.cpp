@@ -514,7 +514,7 @@ std::string attend(Command& command) {
   uint64_t needed = 0;
   for (const int group : groups_of(layers, codes.info()))
     for (const Side side : kSides) {
-      const GroupShape shape = codes.info().shape(group, side);
+      const GroupShape shape = of_side(codes.info().shape(group, Side::key), side);
       const size_t scratch =
           codec.codec().scratch_bytes_per_row(codec.codec().joint() ? of_side(shape, Side::both) : shape);
       needed = std::max(needed, attention_bytes(shape, model.num_q_heads, scratch));

@@ -93,7 +93,7 @@ void check_index(const std::string& name) {
   if (index.has_tokens()) (void)index.tokens(0, info.documents.tokens());
   for (const int layer : index.layers())
     for (size_t document = 0; document < info.documents.count(); ++document)
-      for (size_t head = 0; head < as_size(info.model.num_kv_heads); ++head)
+      for (size_t head = 0; head < as_size(info.model.layer_shape(layer).heads); ++head)
         (void)index.read(layer, document, head);
 }
 
@@ -102,9 +102,9 @@ void check_outputs(const std::string& name) {
   const ModelInfo& model = outputs.info().model;
   (void)outputs.positions(0, outputs.queries());
   (void)outputs.token_rows(0, outputs.queries());
-  const size_t width = as_size(model.num_q_heads) * as_size(model.head_dim);
   for (const int layer : outputs.info().layers)
-    read_chunks(0, outputs.queries(), width,
+    read_chunks(0, outputs.queries(),
+                as_size(model.num_q_heads) * as_size(model.layer_shape(layer).value_dim),
                 [&](uint64_t first, MatrixView<float> rows) { outputs.read(layer, first, rows); });
 }
 

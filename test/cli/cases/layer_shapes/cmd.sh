@@ -14,8 +14,11 @@ kvcodec encode kv.h5 --append one.h5 --documents b --quiet -o two.h5 >two
 kvcodec decode two.h5 --quiet -o all.h5 >all
 kvcodec eval-recon kv.h5 all.h5 | tail -n 2
 refused encode kv.h5 --codec sparse --book data/dict.h5 -o x.h5
-refused attend codes.h5 --queries kv.h5 -o x.h5
-refused select codes.h5 --queries kv.h5 --by signs --budget 9 -o x.h5
+kvcodec attend codes.h5 --queries kv.h5 --check --json --quiet -o outputs.h5 | jq -c "[.layers[] | [.layer, .relative_error < 0.2, .check.largest_relative_difference < 1e-5]]"
+kvcodec check outputs.h5
+refused select codes.h5 --queries kv.h5 --budget 9 -o x.h5
+kvcodec select codes.h5 --queries kv.h5 --by codes --share each --budget 9 --json --quiet -o selection.h5 | jq -c "[.layers[].layer]"
+kvcodec check selection.h5
 
 # Books for kinds of layers: a hybrid's full-attention layers, windows beside wider global layers, layers without values.
 coded() { # KV: what codes of each codec with a book, and of selfindex, give back, and from what groups
