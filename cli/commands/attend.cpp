@@ -283,8 +283,8 @@ void record(Attention& attention, const GroupShape& shape, const Timed& output, 
         if (attention.check) {
           result.check_seconds += check.seconds / static_cast<double>(shape.layers.size());
           result.largest_difference = std::max(
-              result.largest_difference,
-              largest_relative_error(out, check.rows.view().columns(column, width), attention.value_dim(layer)));
+              result.largest_difference, largest_relative_error(out, check.rows.view().columns(column, width),
+                                                                attention.value_dim(layer)));
         }
         if (attention.writer) attention.writer->append(layer, out);
       });

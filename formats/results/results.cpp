@@ -174,7 +174,8 @@ static std::string output_path(int layer) { return layer_path(layer, "output"); 
 
 /// The shape of a query's output: (query heads, dimensions).
 static std::vector<uint64_t> output_shape(const ModelInfo& model, int layer) {
-  return {static_cast<uint64_t>(model.num_q_heads), static_cast<uint64_t>(model.layer_shape(layer).value_dim)};
+  return {static_cast<uint64_t>(model.num_q_heads),
+          static_cast<uint64_t>(model.layer_shape(layer).value_dim)};
 }
 
 static std::string query_name(uint64_t query) { return fmt::format("query {}", query); }

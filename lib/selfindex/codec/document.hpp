@@ -153,8 +153,8 @@ class SelfIndexView final : public DocumentView {
 
 /// The survey of one side of a document, which sees its keys. keys, own: the forms of the keys and of that side. engine: or nullptr. scores: of
 /// the queries that it sees; outlives it.
-std::unique_ptr<Survey> make_survey(const Form& keys, const Form& own, Engine* engine, const GroupShape& shape,
-                                    const ScoreForms& scores);
+std::unique_ptr<Survey> make_survey(const Form& keys, const Form& own, Engine* engine,
+                                    const GroupShape& shape, const ScoreForms& scores);
 
 /// Tokens centred or decoded by one thread at a time.
 inline constexpr size_t kPieceTokens = 64;

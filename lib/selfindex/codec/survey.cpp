@@ -225,8 +225,8 @@ class PrefillSurvey final : public Survey {
 
 }  // namespace
 
-std::unique_ptr<Survey> make_survey(const Form& keys, const Form& own, Engine* engine, const GroupShape& shape,
-                                    const ScoreForms& scores) {
+std::unique_ptr<Survey> make_survey(const Form& keys, const Form& own, Engine* engine,
+                                    const GroupShape& shape, const ScoreForms& scores) {
   return std::make_unique<PrefillSurvey>(keys, own, engine, shape, scores);
 }
 

@@ -22,6 +22,11 @@ echo "$prompt" | kvcodec generate a.h5 --model $model --prompt - --tokens 12 --j
 kvcodec generate a.h5 --model $model --prompt "$prompt" --tokens 12 --json | jq -r .text | cmp - streamed
 kvcodec generate a.h5 --model $model --prompt "$prompt" --tokens 1 2>&1 >/dev/null | sed 's/[0-9.]* m*s/TIME/g'
 
+# No text is lost behind a special token, and none silently.
+kvcodec generate --model $model --prompt 'A<|endoftext|>' --tokens 1 --no-stop --json | jq '.text != ""'
+kvcodec generate a.h5 --model $model --prompt "$prompt" --tokens 3 --quiet 2>&1 >/dev/full || echo "status $?"
+kvcodec generate a.h5 --model $model --prompt "$prompt" --tokens 3 --quiet --json 2>&1 >/dev/full || echo "status $?"
+
 # Drawn tokens: the same for a seed, and the likeliest where only one may be drawn.
 draw() { kvcodec generate a.h5 --model $model --prompt "$prompt" --tokens 12 --json --temperature 1.5 "$@" | jq -c .tokens; }
 draw --seed 1 >one && draw --seed 1 | cmp - one && ! draw --seed 2 | cmp -s - one
@@ -58,6 +63,8 @@ echo '{"eos_token_id": "x"}' >chat/generation_config.json
 set +e
 refused generate a.h5 --model chat --prompt x
 refused generate a.h5 --prompt x
+refused generate a.h5 --model $model --prompt x --keep-bos first
+refused generate a.h5 --model $model --prompt x --tokens 1000000 --memory 64M --quiet
 refused generate a.h5 --model $model
 refused generate a.h5 --model $model --prompt ''
 refused generate a.h5 --model $model --prompt x --top-k 4

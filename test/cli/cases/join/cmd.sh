@@ -18,7 +18,7 @@ first_layer whole joined
 kvcodec eval-recon whole.h5 joined.h5 --json | jq '.reconstructions[0].key.nmse > 1e-4'
 
 # The first token once.
-kvcodec join ids.h5 --keep-bos first --name "$(name once)" --json -o once-joined.h5 | jq -c '[.documents, .tokens, .dropped_tokens]'
+kvcodec join ids.h5 --quiet --keep-bos first --name "$(name once)" --json -o once-joined.h5 | jq -c '[.documents, .tokens, .dropped_tokens]'
 first_layer once once-joined
 
 # A document in two parts is the document, bit for bit; so is one that was moved there and back, but for rounding.
@@ -30,6 +30,12 @@ kvcodec join whole.codes.h5 --at 500 --quiet -o moved.h5 >/dev/null
 kvcodec join moved.h5 --quiet -o back.h5 --name "$(name whole)" >/dev/null
 kvcodec eval-recon whole.h5 back.h5 --json | jq '.reconstructions[0] | [.key.mse > 0, .key.nmse < 1e-11, .value.mse]' -c
 
+# Codes that need a book beside codes that need none.
+kvcodec train-dict ids.h5 --atoms 8 --sparsity 2 --steps 2 --quiet -o dict.h5 >/dev/null
+kvcodec encode ids.h5 --codec sparse --book dict.h5 --sparsity 2 --quiet -o sparse.h5 >/dev/null
+kvcodec encode ids.h5 --codec q4 --quiet -o q4.h5 >/dev/null
+kvcodec join q4.h5 sparse.h5 --book dict.h5 --quiet --json -o both.h5 | jq -c '[.documents, .tokens]'
+
 # Keys from before the rotary embedding stay as they are.
 kvcodec dump-kv --model $model --tokens ids.txt --pre-rope --dtype f32 --quiet -o pre.h5 >/dev/null
 kvcodec join pre.h5 --quiet -o pre-joined.h5 >/dev/null
@@ -38,6 +44,7 @@ kvcodec info pre-joined.h5 | grep ^keys
 kvcodec dump-kv --model $model --tokens ids.txt --layers 1 --quiet -o layer.h5 >/dev/null
 make_kv --layers 4 --heads 2 --dim 32 -o other.h5
 set +e
+refused join ids.h5 --book data/dict.h5 -o no.h5
 refused join ids.h5 layer.h5 -o no.h5
 refused join ids.h5 other.h5 -o no.h5
 refused join other.h5 --at 4 -o no.h5
