@@ -21,13 +21,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kMaxConfigBytes = 16 << 20;
+constexpr uint64_t kMaxSettingsBytes = 16 << 20;
 
 /// The tokens that a configuration calls eos_token_id: a number, or a list of numbers. None without such a file.
 std::vector<uint32_t> named_ends(const std::string& file) {
   std::error_code error;
   if (!fs::exists(file, error)) return {};
-  const nlohmann::json object = read_json_object(file, kMaxConfigBytes);
+  const nlohmann::json object = read_json_object(file, kMaxSettingsBytes);
   const nlohmann::json* const ends = JsonFields(object).find("eos_token_id");
   std::vector<uint32_t> ids;
   if (!ends) return ids;
@@ -45,14 +45,14 @@ std::vector<uint32_t> named_ends(const std::string& file) {
 std::string directory_chat_template(const std::string& path) {
   std::error_code error;
   if (const std::string own = path + "/chat_template.jinja"; fs::is_regular_file(own, error)) {
-    if (fs::file_size(own, error) > kMaxConfigBytes)
-      throw bad_input("{}: has more than {} bytes", own, kMaxConfigBytes);
+    if (fs::file_size(own, error) > kMaxSettingsBytes)
+      throw bad_input("{}: has more than {} bytes", own, kMaxSettingsBytes);
     std::ifstream stream(own);
     return {std::istreambuf_iterator<char>(stream), {}};
   }
   const std::string file = path + "/tokenizer_config.json";
   if (!fs::exists(file, error)) return {};
-  const nlohmann::json object = read_json_object(file, kMaxConfigBytes);
+  const nlohmann::json object = read_json_object(file, kMaxSettingsBytes);
   const nlohmann::json* const found = JsonFields(object).find("chat_template");
   if (!found) return {};
   if (found->is_string()) return found->get<std::string>();

@@ -210,13 +210,13 @@ TEST_CASE("attention over codes: a query whose window shows no coded token gives
   Rng rng(2);
   const auto made = make_case({.label = "none", .codec = "none", .options = {}}, 20, 3, rng);
   const Matrix<float> all = made->attend(made->source());
-  std::vector<uint64_t> from(as_size(made->group.layers) * 3);
+  std::vector<uint64_t> from(made->group.layers.size() * 3);
   from[0] = made->visible[0];  // of the first layer
   CausalQueries queries = made->asked();
   queries.from = from;
   Matrix<float> out(3, all.cols());
   attend_causally(made->group, made->source(), queries, out);
-  const size_t of_layer = all.cols() / as_size(made->group.layers);
+  const size_t of_layer = all.cols() / made->group.layers.size();
   for (size_t i = 0; i < 3; ++i)
     for (size_t c = 0; c < all.cols(); ++c) CHECK_EQ(out(i, c), i == 0 && c < of_layer ? 0 : all(i, c));
 }
