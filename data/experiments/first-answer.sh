@@ -23,8 +23,8 @@ first_token() {
   for ((i = 0; i < repeats; ++i)); do
     begin=$EPOCHREALTIME
     "$kvcodec" generate "$@" --model "$model" --prompt - --tokens 1 --no-stop --quiet --json <"$out/prompt.txt" >"$out/answer.json"
-    results+=$(jq -r --arg begin "$begin" --arg end "$EPOCHREALTIME" \
-      '[.cached_tokens + .prompt_tokens, .cache_seconds, .prompt_seconds, ($end | tonumber) - ($begin | tonumber)] | @tsv' "$out/answer.json")$'\n'
+    results+=$(jq -r --arg from "$begin" --arg to "$EPOCHREALTIME" \
+      '[.cached_tokens + .prompt_tokens, .cache_seconds, .prompt_seconds, ($to | tonumber) - ($from | tonumber)] | @tsv' "$out/answer.json")$'\n'
   done
   results=${results%$'\n'}
   printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$(cut -f 1 <<<"$results" | median)" "$name" "$bits" "$(cut -f 2 <<<"$results" | median)" \
