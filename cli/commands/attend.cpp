@@ -478,7 +478,7 @@ void declare(Command& command, AttendOptions& options) {
   options.common.declare(command);
 }
 
-/// Of the outputs of each layer.
+/// The heads of the outputs of each layer.
 std::vector<ReconstructionMeter::Heads> heads_of(const std::vector<int>& layers, const ModelInfo& model) {
   std::vector<ReconstructionMeter::Heads> heads;
   heads.reserve(layers.size());

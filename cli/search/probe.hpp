@@ -44,7 +44,7 @@ class Probe {
     /// once, token ids, positions, and the file's overhead.
     double bits = 0;
     double exact = 0;  ///< share of the values that are kept exactly
-    /// Of sides that are coded apart.
+    /// The measure of a side that is coded apart.
     struct OfSide {
       double bits = 0;   ///< of its streams, per value of this side
       double width = 0;  ///< values of a token, in all layers that hold it; the mean

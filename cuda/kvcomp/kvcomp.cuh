@@ -33,7 +33,7 @@ struct KvcompStore {
   bool brain;  ///< exact values are bf16, otherwise f16
 };
 
-/// Of a rANS model (lib/entropy/rans.hpp), for each of its 2^scale slots: the symbol whose range it is in; and that symbol's
+/// For each of the 2^scale slots of a rANS model (lib/entropy/rans.hpp): the symbol whose range it is in; and that symbol's
 /// frequency, and shifted by 16 how far into the range it is.
 struct KvcompRans {
   const uint8_t* symbols;

@@ -32,7 +32,7 @@ class DeviceBlocks {
 
   size_t rows() const { return store_.rows; }
   size_t tokens() const { return size_t{store_.rows} * store_.tokens; }
-  /// Of device memory.
+  /// Bytes of device memory.
   uint64_t bytes() const;
 
   /// Tokens [first, first + out.rows()): (n, heads * dims). Throws Error(bad_input) for a damaged block.

@@ -8,7 +8,7 @@
 
 namespace kvcodec {
 
-/// Of each layer; none if keys and values of all layers have num_kv_heads heads of head_dim dimensions.
+/// The shape of each layer; none if keys and values of all layers have num_kv_heads heads of head_dim dimensions.
 inline std::vector<LayerShape> layer_shapes_of(const ModelConfig& config) {
   if (!config.is_latent() && config.delta.layers.empty()) return {};
   std::vector<LayerShape> shapes(static_cast<size_t>(config.num_layers),

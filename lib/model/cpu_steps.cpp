@@ -293,7 +293,7 @@ class DeltaSteps {
   const DeltaLayers& sizes_;
   const PrefillPlan& plan_;
   const size_t rows_;
-  // Of the present chunk: queries, keys and values; the other projections; the output.
+  // Rows of the present chunk: queries, keys and values; the other projections; the output.
   Matrix<float> mixed_{rows_, as_size(sizes_.mixed_width())}, gate_{rows_, as_size(sizes_.value_width())},
       beta_{rows_, as_size(sizes_.value_heads)}, decay_{rows_, as_size(sizes_.value_heads)},
       out_{rows_, as_size(sizes_.value_width())};

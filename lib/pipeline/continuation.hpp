@@ -40,7 +40,7 @@ struct Prefix {
   LayerRows rows;
   std::vector<uint64_t> query_tokens;
   std::vector<Matrix<float>> queries;  ///< per layer: (query_tokens.size(), num_q_heads * head_dim)
-  /// Of layers without keys and values (DeltaLayers); codecs do not see them.
+  /// The states of layers without keys and values (DeltaLayers); codecs do not see them.
   std::vector<std::vector<float>> states = {};
 };
 

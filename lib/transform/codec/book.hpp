@@ -91,7 +91,7 @@ struct TransformBook {
   size_t steps() const { return measures.size(); }
   bool knows_first_tokens() const { return !parts.empty() && !parts.front().first.empty(); }
   LayerShape layer() const { return layer_of(heads, head_dim, value_dim); }
-  /// Of a part of that side.
+  /// Values of a row of that side of a part.
   size_t width(Side side) const {
     return GroupShape{consecutive(0, static_cast<int>(options.layer_group)), layer(), side}.width();
   }
