@@ -107,20 +107,14 @@ std::string prompt_text(const GenerateOptions& options, const ModelFiles& files,
 }
 
 /// Fills the first rows of the document with the cache.
-void read_cache(const JoinedCache& cache, const ModelConfig& config, GrowingDocument& document,
-                const CommonOptions& common) {
+void read_cache(const JoinedCache& cache, GrowingDocument& document, const CommonOptions& common) {
   document.start(cache.tokens());
-  ProgressBar bar("cache", "layers", common.quiet);
-  for (int layer = 0; layer < config.num_layers; ++layer) {
-    for (const Side side : kSides) {
-      if (cache.model().layer_shape(layer).width(side) == 0) continue;
-      Matrix<float>& to = document.rows().of(side)[as_size(layer)];
-      cache.read(side, layer, [&](uint64_t first, MatrixView<const float> rows) {
-        for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), to.row(first + i).begin());
-      });
-    }
-    bar.update(layer + 1, config.num_layers);
-  }
+  ProgressBar bar("cache", "tokens", common.quiet);
+  cache.read([&](Side side, int layer, uint64_t first, MatrixView<const float> rows) {
+    Matrix<float>& to = document.rows().of(side)[as_size(layer)];
+    for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), to.row(first + i).begin());
+    bar.update(static_cast<double>(first + rows.rows()), static_cast<double>(cache.tokens()));
+  });
 }
 
 /// Throws Error(bad_input) for a cache that this model cannot go on with.
@@ -167,7 +161,7 @@ Answer answer(const GenerateOptions& options, const JoinedCache* cache, ModelFil
         "the cache may grow to {} tokens and {} bytes; {} are allowed: write fewer --tokens, or give more --memory",
         grouped(room), grouped(bytes), grouped(options.common.memory_bytes()));
   GrowingDocument document(model, room);
-  if (cache) read_cache(*cache, config, document, options.common);
+  if (cache) read_cache(*cache, document, options.common);
   result.timing.cache = watch.seconds();
   std::vector<uint32_t> ends = options.stop ? files.end_tokens() : std::vector<uint32_t>();
   if (options.stop && form && !form->end.empty())

@@ -44,15 +44,11 @@ void write_joined(const JoinedCache& cache, const JoinCommand& options, const st
   documents.add(name, cache.tokens(), cache.left_out(), facts);
   writer.expect(documents);
   writer.add_document(name, ids, positions, cache.left_out(), facts);
-  ProgressBar bar("join", "layers", options.common.quiet);
-  double done = 0;
-  for (const int layer : cache.layers()) {
-    for (const Side side : kSides)
-      if (cache.model().layer_shape(layer).width(side) > 0)
-        cache.read(side, layer,
-                   [&](uint64_t, MatrixView<const float> rows) { writer.append(side, layer, rows); });
-    bar.update(++done, static_cast<double>(cache.layers().size()));
-  }
+  ProgressBar bar("join", "tokens", options.common.quiet);
+  cache.read([&](Side side, int layer, uint64_t first, MatrixView<const float> rows) {
+    writer.append(side, layer, rows);
+    bar.update(static_cast<double>(first + rows.rows()), static_cast<double>(cache.tokens()));
+  });
   writer.finish(provenance);
 }
 

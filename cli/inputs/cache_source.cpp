@@ -70,7 +70,7 @@ class CodesSource final : public SourceOf<CodesReader> {
   }
 
  private:
-  /// Identifies rows. Those decoded last are kept: layers and sides that are coded together request the same ones.
+  /// Identifies rows. Those decoded last are kept, for each side: layers and sides that are coded together request the same ones.
   struct DecodedRows {
     int group;
     Side side;
@@ -80,22 +80,27 @@ class CodesSource final : public SourceOf<CodesReader> {
   };
 
   MatrixView<float> decoded(const DecodedRows& wanted, const GroupShape& shape) const {
-    if (last_ != wanted) {
-      last_.reset();
-      if (rows_.rows() < wanted.count || rows_.cols() != shape.width())
-        rows_ = Matrix<float>(static_cast<size_t>(wanted.count), shape.width());
+    auto& [last, rows] = kept_[static_cast<size_t>(wanted.side)];
+    if (last != wanted) {
+      last.reset();
+      if (rows.rows() < wanted.count || rows.cols() != shape.width())
+        rows = Matrix<float>(static_cast<size_t>(wanted.count), shape.width());
+      const MatrixView<float> to = rows;  // clang 14 captures no names of a structured binding
       at_dataset(reader_.name(), wanted.side, wanted.group, [&] {
         const StoredDocument document(reader_, codec_.codec(), shape, wanted.document);
-        document->decode(wanted.first, rows_.view().rows(0, static_cast<size_t>(wanted.count)));
+        document->decode(wanted.first, to.rows(0, static_cast<size_t>(wanted.count)));
       });
-      last_ = wanted;
+      last = wanted;
     }
-    return rows_.view().rows(0, static_cast<size_t>(wanted.count));
+    return rows.view().rows(0, static_cast<size_t>(wanted.count));
   }
 
   CodecOfFile codec_;
-  mutable Matrix<float> rows_;
-  mutable std::optional<DecodedRows> last_;
+  struct Kept {
+    std::optional<DecodedRows> last = {};
+    Matrix<float> rows = {};
+  };
+  mutable std::array<Kept, 3> kept_;
 };
 
 }  // namespace

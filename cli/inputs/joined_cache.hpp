@@ -54,16 +54,21 @@ class JoinedCache {
   /// For each layer of the model, the first tokens of the result that it does not hold; empty: none.
   std::vector<uint64_t> left_out() const;
 
-  /// Calls take(first token of the result, rows) for all tokens that the layer holds, some at a time, in order.
+  /// Calls take(side, layer, first token of the result, rows) for all tokens that layers hold, some at a time; those of a layer's side come
+  /// in order. Documents come one behind the other, so that layers that are coded together are decoded once.
   template <class Take>
-  void read(Side side, int layer, const Take& take) const {
-    for (const Part& part : parts_) {
-      const uint64_t skipped =
-          std::max(part.skipped, sources_[part.source]->documents().left_out_of(layer, part.document));
-      for (uint64_t first = skipped; first < part.end; first += kRows)
-        take(part.place + first - part.skipped,
-             rows_of(part, side, layer, first, std::min(kRows, part.end - first)));
-    }
+  void read(const Take& take) const {
+    for (const Part& part : parts_)
+      for (uint64_t begin = part.skipped; begin < part.end; begin += kRows)
+        for (const int layer : layers())
+          for (const Side side : kSides) {
+            const uint64_t end = std::min(part.end, begin + kRows),
+                           first = std::max(
+                               begin, sources_[part.source]->documents().left_out_of(layer, part.document));
+            if (first < end && model_.layer_shape(layer).width(side) > 0)
+              take(side, layer, part.place + first - part.skipped,
+                   rows_of(part, side, layer, first, end - first));
+          }
   }
 
  private:
