@@ -206,7 +206,7 @@ struct Losses {
   uint64_t clipped = 0;             ///< Codec::clipped()
 };
 
-/// What a search for a goal took, for JSON; nothing without one.
+/// The price of a search for a goal, for JSON; nothing without one.
 Measures price_measures(const SearchPrice& price) {
   if (price.tries == 0) return {};
   return {{"search_tries", price.tries}, {"search_coded_values", price.coded_values}};

@@ -124,7 +124,7 @@ void check_cache(const JoinedCache& cache, const GenerateOptions& options, Model
   check_same_weights(file, cache.model(), options.model, model);
   if (cache.model().num_layers != model.num_layers ||
       static_cast<int>(cache.layers().size()) != model.num_layers)
-    throw bad_input("{}: has {} of {} layers; the model has {}, and needs all of them", file,
+    throw bad_input("{}: has the caches of {} of {} layers; the model needs those of all {}", file,
                     cache.layers().size(), cache.model().num_layers, model.num_layers);
   for (int layer = 0; layer < model.num_layers; ++layer)
     if (cache.model().layer_shape(layer) != model.layer_shape(layer))
@@ -275,7 +275,7 @@ std::string generate(Command& command) {
   std::optional<JoinedCache> cache;
   if (!options.join.files.empty()) {
     if (options.join.keep_bos == KeepBos::first) {
-      const auto before = files->tokenizer().encode("", true);
+      const auto before = template_of(files->tokenizer()).before;
       if (before.empty())
         throw usage_error("--keep-bos first: texts of this model do not begin with a token of their own");
       options.join.bos = before.front();

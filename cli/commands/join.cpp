@@ -5,7 +5,6 @@
 #include "cli/frame/text.hpp"
 #include "cli/inputs/joined_cache.hpp"
 #include "formats/cache/kv_file.hpp"
-#include "formats/results/results.hpp"
 
 namespace kvcodec::cli {
 namespace {

@@ -266,7 +266,7 @@ std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& o
 /// other keys are not scores.
 void check_scores(const std::string& name, const ModelInfo& model);
 
-/// What the model does to scores of attention. If the file does not say it, a note says that they are taken as they are.
+/// The form of scores of attention in the file's model. If the file does not say it, a note says that they are taken as they are.
 ScoreForms forms_of_scores(const KvReader& kv, const CommonOptions& common);
 
 /// check_same_model (formats/cache/header.hpp) and check_scores for a cache whose queries will be multiplied with the keys in the

@@ -38,7 +38,7 @@ JoinedCache::JoinedCache(const JoinOptions& options, const DocumentSelection& do
   std::vector<Part> places;
   bool book_is_needed = false;
   for (const std::string& file : options.files) {
-    const bool needs = needs_book(file);
+    const bool needs = !options.book.empty() && needs_book(file);
     book_is_needed |= needs;
     const auto& source = sources_.emplace_back(open_cache(file, needs ? options.book : "", engine, {}));
     check_same_model(file, source->model(), sources_.front()->name(), sources_.front()->model());

@@ -45,7 +45,7 @@ ModelInfo model_info(const std::string& path, const ModelDescription& descriptio
 /// The same, with the digest of its weights as source.
 ModelInfo model_info(const std::string& path, ModelFiles& files, bool pre_rope);
 
-/// What the model does to scores of attention.
+/// The form of the model's scores of attention.
 ScoreForms score_forms(ModelFiles& files);
 
 }  // namespace kvcodec

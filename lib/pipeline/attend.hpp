@@ -39,7 +39,7 @@ struct CausalQueries {
   int q_heads = 0;                    ///< per layer, a multiple of the group's heads
   MatrixView<const float> rows;       ///< (n, layers * q_heads * head_dim)
   std::span<const uint64_t> visible;  ///< first tokens of the document that each query sees, at least 1
-  /// Where layers have windows: the first of these that each query sees, up to visible; (layers, n) or empty.
+  /// The first token that each query sees in layers with windows, up to visible; (layers, n) or empty.
   std::span<const uint64_t> from = {};
   ScoreForm form = {};  ///< sinks: of all layers' query heads, or empty
 

@@ -59,6 +59,9 @@ class GrowingDocument::Cache final : public PastCache {
       for (size_t t = 0; t < to.rows(); ++t) std::ranges::copy(from.row(t), to.row(t).begin());
     }
   }
+  std::span<const float> state(int layer, size_t /*document*/) const override {
+    return document_.states_.at(as_size(layer));
+  }
 
  private:
   const GrowingDocument& document_;
@@ -75,6 +78,11 @@ class GrowingDocument::Sink final : public PrefillSink {
       for (size_t i = 0; i < from.rows(); ++i)
         std::ranges::copy(from.row(i), to.row(past_ + chunk.first + i).begin());
     }
+  }
+  void state(int layer, size_t /*document*/, std::span<const float> state) override {
+    auto& states = document_.states_;
+    states.resize(as_size(document_.model_.config().num_layers));
+    states[as_size(layer)].assign(state.begin(), state.end());
   }
   void logits(size_t /*first*/, MatrixView<const float> logits) override {
     const auto last = logits.row(logits.rows() - 1);
@@ -120,6 +128,9 @@ LayerRows read_in_pieces(const LlamaModel& model, std::span<const uint32_t> toke
   const ModelConfig& config = model.config();
   const KeyRope rope = KeyRope::of(config);
   if (!rope.known()) throw usage_error("caches of this model cannot be joined: {}", rope.why_not());
+  if (!config.delta.layers.empty())
+    throw usage_error(
+        "caches of this model cannot be joined: its layers without attention keep a state of all tokens");
   if (joining.pieces < 1 || joining.pieces > tokens.size())
     throw usage_error("{} tokens cannot be read in {} pieces", tokens.size(), joining.pieces);
   GrowingDocument whole(model, tokens.size());

@@ -53,6 +53,7 @@ class GrowingDocument {
 
   const LlamaModel& model_;
   LayerRows rows_;
+  std::vector<std::vector<float>> states_;  // of layers without keys and values
   size_t room_, tokens_ = 0;
   std::vector<float> logits_;
 };

@@ -1,4 +1,4 @@
-# What a model writes behind compressed caches, and behind joined ones.
+# A model writes behind compressed caches, and behind joined ones.
 set -e
 . src/test/cli/refused.sh
 eval_model() { kvcodec eval-model --model src/data/demo-model --text src/data/text/tempest.txt --chunk 300 --prefix 200 --max-documents 3 --json "$@"; }
@@ -7,7 +7,7 @@ jq -c '[.judged_tokens, .written], (.settings[] | [.label, .agreed_tokens.mean])
 # Its own text is likelier than any other to itself.
 eval_model --codec none >text
 jq -s '.[0].uncompressed.nll.mean < .[1].uncompressed.nll.mean' result text
-# What a joined cache loses shrinks with the tokens that are read again, to nothing but rounding.
+# The loss of a joined cache shrinks with the tokens that are read again, to nothing but rounding.
 for again in 0 16 50; do eval_model --joined 4 --recompute $again --codec none:dtype=f32 | jq '.settings[0].kl.mean'; done >lost
 awk 'NR > 1 && $1 >= before { print "no less: " $0 } { before = $1 } END { print NR, (before < 1e-6 ? "nothing is lost" : before) }' lost
 eval_model --joined 4 --recompute 16 --codec none | jq -c '[.joined, .recompute]'
