@@ -5,6 +5,7 @@
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/text.hpp"
+#include "cli/inputs/coded_cache.hpp"
 #include "cli/inputs/joined_cache.hpp"
 #include "cli/inputs/model_runner.hpp"
 #include "formats/models/chat.hpp"
@@ -16,8 +17,13 @@
 namespace kvcodec::cli {
 namespace {
 
+/// How the cache is held.
+enum class CacheForm : uint8_t { automatic, coded, decoded };
+constexpr auto names_of(CacheForm) { return std::to_array<std::string_view>({"auto", "coded", "decoded"}); }
+
 struct GenerateOptions final : CommandOptions {
   JoinOptions join;
+  CacheForm cache = CacheForm::automatic;
   std::string model, prompt;
   bool chat = false, stop = true;
   int64_t tokens = 128;
@@ -26,10 +32,15 @@ struct GenerateOptions final : CommandOptions {
   SelectionOptions selection = SelectionOptions::of(SelectBy::all, SelectionSetup::best);
 
   std::vector<OptionField> fields() override {
-    return {{"prompt", "text that the model reads behind the cache; - is standard input", &prompt},
-            {"chat", "put the words of the model's chat template around the prompt", &chat},
-            {"tokens", "write N tokens at most", &tokens, 1, 1e6},
-            {"stop", "go on behind the token with which the model ends a text or an answer", &stop}};
+    return {
+        {"prompt", "text that the model reads behind the cache; - is standard input", &prompt},
+        {"chat", "put the words of the model's chat template around the prompt", &chat},
+        {"tokens", "write N tokens at most", &tokens, 1, 1e6},
+        {"stop", "go on behind the token with which the model ends a text or an answer", &stop},
+        {"cache",
+         "the form in which the cache is held: coded, which takes less memory and adds what is read to the codes, or decoded; auto: "
+         "coded if it is one document whose codec multiplies with codes",
+         &cache}};
   }
   /// Those of eval-model that suffice to try a selection.
   std::vector<OptionField> selection_fields() {
@@ -81,6 +92,9 @@ class TokenPrinter {
   std::string text_;
 };
 
+/// Writes the codes with what was read; ids: of that.
+using WriteCodes = std::function<void(const CodedCache& codes, std::span<const uint32_t> ids)>;
+
 /// Seconds of the stages.
 struct Timing {
   double cache = 0, prompt = 0, tokens = 0;
@@ -91,6 +105,10 @@ struct Answer {
   uint64_t cached = 0;
   std::string text;
   bool ended = false;
+  std::string codec = {};     ///< of codes that grew; empty: there are none
+  double bits_per_value = 0;  ///< of these, at the end
+  bool stays_coded = false;
+  uint64_t context = 0;  ///< tokens at the end
   SelectionCount selected;
   Timing timing;
 };
@@ -132,7 +150,34 @@ void check_cache(const JoinedCache& cache, const GenerateOptions& options, Model
                       options.model);
 }
 
-Answer answer(const GenerateOptions& options, const JoinedCache* cache, ModelFiles& files) {
+/// Codes that grow: of a cache that stays coded, or that is written back; nullptr: they are needed for neither. fits: it may be decoded. Throws
+/// Error(usage) where they cannot be as the user wants them.
+std::unique_ptr<CodedCache> growing_codes(const GenerateOptions& options, const JoinedCache* cache,
+                                          const ModelConfig& config, bool fits) {
+  const bool stays = options.cache == CacheForm::coded, wanted = stays || !options.output.path.empty(),
+             allowed = options.cache != CacheForm::decoded && options.selection.by == SelectBy::all;
+  if (!cache || (!wanted && (fits || !allowed))) return nullptr;
+  const std::optional<size_t> document = cache->unchanged();
+  const std::string& file = options.join.files.front();
+  if (!document || identify(file).type != "codes") {
+    if (wanted)
+      throw usage_error(
+          "--cache coded and -o are for one document of a codes file that stays at its positions");
+    return nullptr;
+  }
+  auto codes =
+      std::make_unique<CodedCache>(file, options.join.book, options.common.engine(), *document, config);
+  if (wanted && !codes->appends())
+    throw usage_error("{}: nothing can be added to codes of {}", file, codes->codec_name());
+  if (stays && !codes->document().multiplies())
+    throw usage_error(
+        "{}: {} codes layers or sides together, so that each step would decode all of them; use --cache decoded",
+        file, codes->codec_name());
+  return wanted || (codes->pays() && codes->appends()) ? std::move(codes) : nullptr;
+}
+
+Answer answer(const GenerateOptions& options, const JoinedCache* cache, ModelFiles& files,
+              const WriteCodes& write) {
   const ModelConfig& config = files.description().config;
   const Tokenizer tokenizer = make_tokenizer(files, options.common);
   const ChatForm* form = nullptr;
@@ -154,14 +199,22 @@ Answer answer(const GenerateOptions& options, const JoinedCache* cache, ModelFil
   keep_weights(model, {.tokens = result.prompt.size() + as_size(options.tokens)});
 
   const Stopwatch watch;
-  if (const uint64_t bytes =
-          checked_mul(room, sizeof(float) * as_size(config.num_layers) * as_size(config.cache_width()));
-      bytes > options.common.memory_bytes())
+  const uint64_t bytes =
+      checked_mul(room, sizeof(float) * as_size(config.num_layers) * as_size(config.cache_width()));
+  const bool fits = bytes <= options.common.memory_bytes();
+  const std::unique_ptr<CodedCache> codes = growing_codes(options, cache, config, fits);
+  const bool stays_coded = codes && (options.cache == CacheForm::coded || !fits);
+  if (!fits && !stays_coded)
     throw usage_error(
         "the cache may grow to {} tokens and {} bytes; {} are allowed: write fewer --tokens, or give more --memory",
         grouped(room), grouped(bytes), grouped(options.common.memory_bytes()));
-  GrowingDocument document(model, room);
-  if (cache) read_cache(*cache, document, options.common);
+  std::optional<GrowingDocument> document;
+  if (stays_coded) {
+    document.emplace(model, room, codes->document());
+  } else {
+    document.emplace(model, room);
+    if (cache) read_cache(*cache, *document, options.common);
+  }
   result.timing.cache = watch.seconds();
   std::vector<uint32_t> ends = options.stop ? files.end_tokens() : std::vector<uint32_t>();
   if (options.stop && form && !form->end.empty())
@@ -172,13 +225,13 @@ Answer answer(const GenerateOptions& options, const JoinedCache* cache, ModelFil
   if (options.selection.by != SelectBy::all) {
     SelectionRule rule = options.selection.rule(config.num_layers);
     if (rule.by == SelectBy::codes) rule.by = SelectBy::oracle;  // keys are decoded
-    selected.emplace(config, std::vector{rule}, document.tokens(), nullptr, options.common.engine());
+    selected.emplace(config, std::vector{rule}, document->tokens(), nullptr, options.common.engine());
   }
   AttentionMethod* const attention = selected ? &*selected : nullptr;
   std::span<const float> logits;
   {
     ProgressBar bar("prompt", "tokens", options.common.quiet);
-    logits = document.read(result.prompt, bar.callback(), attention);
+    logits = document->read(result.prompt, bar.callback(), attention);
   }
   result.timing.prompt = watch.seconds() - result.timing.cache;
   while (true) {
@@ -188,12 +241,22 @@ Answer answer(const GenerateOptions& options, const JoinedCache* cache, ModelFil
     result.ids.push_back(token);
     printer.add(token);
     if (std::ssize(result.ids) == options.tokens) break;
-    logits = document.read({&result.ids.back(), 1}, {}, attention);
+    logits = document->read({&result.ids.back(), 1}, {}, attention);
   }
   if (selected) result.selected = selected->count(0);
   printer.end();
   result.timing.tokens = watch.seconds() - result.timing.cache - result.timing.prompt;
   result.text = printer.text();
+  result.context = document->tokens();
+  if (codes && !stays_coded) codes->document().append(document->rows(), result.cached, result.context);
+  if (codes) result.codec = codes->codec_name(), result.bits_per_value = codes->bits_per_value();
+  result.stays_coded = stays_coded;
+  if (write) {
+    std::vector<uint32_t> read = result.prompt;
+    append_to(read, result.ids);
+    read.resize(result.context - result.cached);  // a last token is written, and not read
+    write(*codes, read);
+  }
   return result;
 }
 
@@ -206,6 +269,9 @@ std::string report(const Command& command, const GenerateOptions& options, const
     json["ended"] = answer.ended;
     json["cached_tokens"] = answer.cached;
     json["prompt_tokens"] = answer.prompt.size();
+    json["context_tokens"] = answer.context;
+    if (!answer.codec.empty()) json["codec"] = answer.codec, json["bits_per_value"] = answer.bits_per_value;
+    json["cache"] = name_of(answer.stays_coded ? CacheForm::coded : CacheForm::decoded);
     if (const auto [selections, tokens, visible, beside] = answer.selected; selections > 0)
       json["attended_share"] = static_cast<double>(tokens + beside) / static_cast<double>(visible);
     json["cache_seconds"] = timing.cache;
@@ -213,9 +279,12 @@ std::string report(const Command& command, const GenerateOptions& options, const
     json["seconds"] = timing.tokens;
     return text_of(json);
   }
-  options.common.note("{} cached tokens read in {}, {} of the prompt in {}, {} written in {}",
+  const std::string codes = answer.codec.empty() ? ""
+                                                 : fmt::format("; they stay coded by {}, {:.2f} bits/value",
+                                                               answer.codec, answer.bits_per_value);
+  options.common.note("{} cached tokens read in {}, {} of the prompt in {}, {} written in {}{}",
                       grouped(answer.cached), time_text(timing.cache), grouped(answer.prompt.size()),
-                      time_text(timing.prompt), grouped(answer.ids.size()), time_text(timing.tokens));
+                      time_text(timing.prompt), grouped(answer.ids.size()), time_text(timing.tokens), codes);
   return {};
 }
 
@@ -225,8 +294,8 @@ std::string generate(Command& command) {
   command.describe(
       "[FILE...] --model PATH --prompt TEXT [options]",
       "Lets a model go on from a cache: it reads the prompt behind the documents of the files, as if it had read their text, and "
-      "writes what it takes for the likeliest continuation, token by token. Codes are decoded once. Of several documents one "
-      "context is made, as by join. Without files the model reads the prompt alone.",
+      "writes what it takes for the likeliest continuation, token by token. Codes are multiplied as they are where their codec can, else "
+      "decoded once. Of several documents one context is made, as by join. Without files the model reads the prompt alone.",
       "kvcodec generate codes.h5 --model data/demo-model --prompt ' What is'\n"
       "kvcodec generate corpus.h5 --documents a,b --model model.gguf --chat --prompt 'Who is Ahab?'");
   command.group("What is read");
@@ -244,7 +313,11 @@ std::string generate(Command& command) {
   const auto join = options.join.fields();
   command.option(join[0], "FILE");
   command.option(join[1]);
+  command.option(fields[4]);
   command.group("What is written");
+  options.output.declare(
+      command,
+      "codes file to write: the document with what the model read and wrote behind it; for a cache that stays coded");
   command.option(fields[2]);
   command.option(fields[3]);
   command.options(options.sampling);
@@ -260,7 +333,7 @@ std::string generate(Command& command) {
   for (const char* only : {"top-k", "top-p"})
     if (command.given(only) && options.sampling.temperature == 0)
       throw usage_error("--{} is for tokens that are drawn; add --temperature", only);
-  for (const char* only : {"documents", "keep-bos", "book"})
+  for (const char* only : {"documents", "keep-bos", "book", "cache", "output"})
     if (command.given(only) && options.join.files.empty())
       throw usage_error("--{} is for caches, and no file is named", only);
   for (const OptionField& field : options.selection_fields())
@@ -268,7 +341,14 @@ std::string generate(Command& command) {
       throw usage_error("--{} is for attention to few tokens; add --select", field.name);
   if (options.selection.by != SelectBy::all && options.join.files.empty())
     throw usage_error("--select is for caches, and no file is named");
+  if (options.selection.by != SelectBy::all && options.cache == CacheForm::coded)
+    throw usage_error("--select is for decoded caches; leave out --cache coded");
   options.selection.check();
+  std::vector<std::string> inputs = options.join.files;
+  inputs.insert(inputs.end(), {options.join.book, options.model});
+  options.output.check_if_given(command, options.common);
+  if (options.output.to_stdout()) throw usage_error("-o -: the text goes to standard output; name a file");
+  if (!options.output.path.empty()) options.output.keep(inputs);
   options.common.apply(command, true);
 
   const auto files = open_model(options.model);
@@ -283,7 +363,19 @@ std::string generate(Command& command) {
     cache.emplace(options.join, options.documents, options.common.engine(), true);
     check_cache(*cache, options, *files);
   }
-  return report(command, options, answer(options, cache ? &*cache : nullptr, *files));
+  const auto run = [&](OutputFile* output) {
+    WriteCodes write;
+    if (output)
+      write = [&](const CodedCache& codes, std::span<const uint32_t> read) {
+        std::vector<uint32_t> ids = cache->ids();
+        if (!ids.empty()) ids.insert(ids.end(), read.begin(), read.end());
+        options.common.record_device(command);
+        codes.write(*output, ids, command.provenance(history_of(options.join)));
+      };
+    return answer(options, cache ? &*cache : nullptr, *files, write);
+  };
+  return run_perhaps_to_file(options.output, run,
+                             [&](const Answer& result) { return report(command, options, result); });
 }
 
 }  // namespace

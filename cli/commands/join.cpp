@@ -23,13 +23,6 @@ struct JoinCommand final : CommandOptions {
   }
 };
 
-std::vector<std::string> history_of(const JoinOptions& options) {
-  std::vector<std::vector<std::string>> histories;
-  histories.reserve(options.files.size());
-  for (const std::string& file : options.files) histories.push_back(identify(file).history);
-  return merged_history(histories);
-}
-
 void write_joined(const JoinedCache& cache, const JoinCommand& options, const std::string& name, DType dtype,
                   OutputFile& output, const Provenance& provenance) {
   std::vector<uint64_t> positions(cache.tokens());

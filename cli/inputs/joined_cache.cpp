@@ -31,6 +31,13 @@ std::vector<OptionField> JoinOptions::fields() {
       {"at", "position of the first token", &at, 0, 1e9}};
 }
 
+std::vector<std::string> history_of(const JoinOptions& options) {
+  std::vector<std::vector<std::string>> histories;
+  histories.reserve(options.files.size());
+  for (const std::string& file : options.files) histories.push_back(identify(file).history);
+  return merged_history(histories);
+}
+
 JoinedCache::JoinedCache(const JoinOptions& options, const DocumentSelection& documents, Engine* engine,
                          bool turned)
     : at_(static_cast<uint64_t>(options.at)) {
@@ -106,6 +113,13 @@ void JoinedCache::settle_rope(bool turned) {
     throw bad_input("{}: its keys must be turned: {}", sources_.front()->name(), rope.why_not());
   rope_ = std::move(rope), turns_back_ = !before;
   model_ = model;
+}
+
+std::optional<size_t> JoinedCache::unchanged() const {
+  if (sources_.size() > 1 || parts_.size() > 1 || rope_ || parts_.front().skipped > 0 || at_ > 0 ||
+      parts_.front().positions.front() > 0)
+    return std::nullopt;
+  return parts_.front().document;
 }
 
 std::string JoinedCache::name() const {

@@ -32,6 +32,9 @@ struct JoinOptions final : Options {
   std::vector<OptionField> fields() override;
 };
 
+/// The histories of its files, merged.
+std::vector<std::string> history_of(const JoinOptions& options);
+
 class JoinedCache {
  public:
   /// The chosen documents in the order of the files, and in each in its own; empty ones are left out. engine: decodes; may be nullptr.
@@ -45,6 +48,8 @@ class JoinedCache {
   const std::vector<int>& layers() const { return sources_.front()->layers(); }
   uint64_t tokens() const { return tokens_; }
   size_t count() const { return parts_.size(); }  ///< of documents
+  /// The number of the document in the first file that the result is, as it stands there from position 0 on; std::nullopt: it is not one.
+  std::optional<size_t> unchanged() const;
   /// Names, with + between them.
   std::string name() const;
   /// Ids of all tokens; empty if a file does not know them.

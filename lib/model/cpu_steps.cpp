@@ -553,14 +553,14 @@ class CpuSteps final : public TapedSteps {
       const size_t begin = std::max(first, document.first);
       const size_t end = std::min(first + count, document.first + document.tokens);
       if (begin >= end) continue;
-      const size_t position = plan_.positions[begin], seen = position + end - begin;
+      const size_t position = plan_.positions[begin], rows = position + end - begin - document.unread;
       plan_.options->attention->attend({.layer = index,
                                         .document = i,
                                         .past = document.past,
                                         .position = position,
                                         .query = query_.view().rows(begin - first, end - begin),
-                                        .key = key_.view().rows(document.key_first, seen),
-                                        .value = values().rows(document.key_first, seen),
+                                        .key = key_.view().rows(document.key_first, rows),
+                                        .value = values().rows(document.key_first, rows),
                                         .out = attended.rows(begin - first, end - begin),
                                         .sinks = weights_.layers[as_size(index)].sinks});
     }

@@ -75,7 +75,7 @@ void hand_out_logits(PrefillSteps& steps, const PrefillPlan& plan, PrefillSink& 
   }
 }
 
-std::vector<DocumentPlace> places_of(const PrefillBatch& batch) {
+std::vector<DocumentPlace> places_of(const PrefillBatch& batch, const AttentionMethod* attention) {
   const std::span<const uint64_t> offsets = batch.offsets;
   if (!batch.past.empty() && (batch.past.size() + 1 != offsets.size() || batch.cache == nullptr))
     throw failed("{} lengths of caches for {} documents", batch.past.size(), offsets.size() - 1);
@@ -83,8 +83,12 @@ std::vector<DocumentPlace> places_of(const PrefillBatch& batch) {
   size_t key_first = 0;
   for (size_t i = 0; i + 1 < offsets.size(); ++i) {
     const uint64_t past = batch.past.empty() ? 0 : batch.past[i];
-    places.push_back({offsets[i], offsets[i + 1] - offsets[i], past, key_first});
-    key_first += past + places.back().tokens;
+    places.push_back({.first = offsets[i],
+                      .tokens = offsets[i + 1] - offsets[i],
+                      .past = past,
+                      .key_first = key_first,
+                      .unread = attention && attention->has_past() ? past : 0});
+    key_first += past - places.back().unread + places.back().tokens;
   }
   return places;
 }
@@ -106,15 +110,15 @@ void check_batch(const ModelConfig& config, const PrefillBatch& batch) {
 PrefillPlan plan_of(const PrefillBatch& batch, const PrefillOptions& options) {
   PrefillPlan plan;
   plan.batch = &batch, plan.options = &options;
-  plan.documents = places_of(batch);
+  plan.documents = places_of(batch, options.attention);
   plan.chunk = std::min(options.chunk, batch.tokens.size());
   for (const DocumentPlace& document : plan.documents) {
     const size_t tokens = document.past + document.tokens;
-    plan.key_rows = document.key_first + tokens;
+    plan.key_rows = document.key_first + tokens - document.unread;
     plan.longest = std::max(plan.longest, tokens);
     for (size_t position = document.past; position < tokens; ++position) {
       plan.positions.push_back(position);
-      plan.key_row.push_back(document.key_first + position);
+      plan.key_row.push_back(document.key_first + position - document.unread);
     }
   }
   return plan;
@@ -126,7 +130,7 @@ std::span<const float> PastCache::state(int layer, size_t) const {
 
 void read_past(PrefillSteps& steps, const PrefillPlan& plan, int layer) {
   for (size_t i = 0; i < plan.documents.size(); ++i) {
-    if (plan.documents[i].past == 0) continue;
+    if (plan.documents[i].past == plan.documents[i].unread) continue;
     const PastRows rows = steps.past_rows(i);
     plan.batch->cache->read(layer, i, rows.keys, rows.values);
     steps.place_past(i);

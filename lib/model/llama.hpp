@@ -100,7 +100,7 @@ struct AttentionRows {
   size_t past = 0;                ///< tokens the document has from its cache
   size_t position = 0;            ///< of the first query
   MatrixView<const float> query;  ///< (n, num_q_heads * head_dim)
-  /// (position + n, num_kv_heads * head_dim or value_dim): of the document's tokens
+  /// (position + n, num_kv_heads * head_dim or value_dim): of the document's tokens; without the past ones if the method has these
   MatrixView<const float> key, value;
   MatrixView<float> out;              ///< (n, num_q_heads * value_dim)
   std::span<const float> sinks = {};  ///< each query head's score that counts beside keys' scores; or empty
@@ -108,6 +108,8 @@ struct AttentionRows {
 class AttentionMethod {
  public:
   virtual ~AttentionMethod() = default;
+  /// True if it has the keys and values of past tokens itself; PastCache::read is not called then.
+  virtual bool has_past() const { return false; }
   /// Writes out. Query i, at position + i, may look at keys up to its own position.
   virtual void attend(const AttentionRows& rows) = 0;
 };
@@ -150,7 +152,9 @@ struct DocumentPlace {
   size_t first = 0;      ///< batch row of its first token
   size_t tokens = 0;     ///< of the batch
   size_t past = 0;       ///< tokens before these
-  size_t key_first = 0;  ///< row of its position 0 among keys and values
+  size_t key_first = 0;  ///< row of its position `unread` among keys and values
+  size_t unread =
+      0;  ///< first past tokens whose keys and values are elsewhere: none or all (AttentionMethod::has_past)
 };
 
 /// A prefill to be run: batch and options are checked, and outlive it.

@@ -2,205 +2,45 @@
 
 #include <algorithm>
 #include <mutex>
-#include <numeric>
 #include <optional>
 
 #include "lib/codec/encoded.hpp"
-#include "lib/codec/model_layers.hpp"
-#include "lib/core/bits.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/metrics/rate.hpp"
 
 namespace kvcodec {
 namespace {
 
-/// The setting's view of a model: shapes, groups of layers, and what all its documents share.
+/// The setting's view of a model, and what all its documents share.
 struct Plan {
   LoopSetting setting;
-  const ModelConfig* config;
+  CodedLayout layout;
   WindowLayers window_layers;
-  /// A part: a side of a group of layers, or both sides where they are coded together. Only sides that the model stores.
-  std::vector<GroupShape> shapes = {};
-  std::vector<std::vector<size_t>> parts_of_layer = {};  ///< for each layer
-  /// Bytes of the shared streams of each part, by name; the survey fills it.
-  std::vector<std::vector<std::pair<std::string, std::vector<std::byte>>>> shared = {};
+  std::vector<CodedDocument::Shared> shared = {};  ///< of each part; the survey fills it
 
   Plan(const LoopSetting& of, const ModelConfig& model, WindowLayers windows)
-      : setting(of), config(&model), window_layers(windows), parts_of_layer(as_size(model.num_layers)) {
-    const std::vector<LayerShape> layers = layer_shapes_of(model);
-    for (int layer = 0; layer < model.num_layers; ++layer) {
-      const LayerShape own =
-          layers.empty() ? usual_layer(model.num_kv_heads, model.head_dim) : layers[as_size(layer)];
-      const std::vector<int> group = setting.codec->group_of(layer);
-      if (group.back() >= model.num_layers)
-        throw usage_error("a codec of groups of {} layers for a model of {}", group.size(), model.num_layers);
-      for (const Side side : setting.codec->sides())
-        if (const GroupShape shape{group, own, side}; group.front() == layer && shape.width() > 0) {
-          for (const int of_group : group) parts_of_layer[as_size(of_group)].push_back(shapes.size());
-          shapes.push_back(shape);
-        }
-    }
-  }
-
-  size_t parts() const { return shapes.size(); }
-  const GroupShape& shape(size_t part) const { return shapes[part]; }
+      : setting(of), layout(*of.codec, model, of.dtype), window_layers(windows) {}
 
   /// True if any of its parts surveys the documents of a file.
   bool surveys() const {
-    for (size_t part = 0; part < parts(); ++part)
-      if (setting.codec->survey_scope(shape(part)) == SurveyScope::file) return true;
+    for (size_t part = 0; part < layout.parts(); ++part)
+      if (setting.codec->survey_scope(layout.shape(part)) == SurveyScope::file) return true;
     return false;
-  }
-
-  /// Calls body(side, layer, columns) for all layers that lie side by side in rows of that shape.
-  template <class Body>
-  static void for_each_layer(const GroupShape& shape, MatrixView<float> rows, const Body& body) {
-    for (const Side side : sides_in(shape.side))
-      for (size_t l = 0; l < shape.layers.size(); ++l)
-        if (shape.layer.width(side) > 0) body(side, as_size(shape.layers[l]), shape.columns(rows, side, l));
   }
 
   /// Number of a prefix's first tokens that do not go through the codec.
   size_t left_out(const GroupShape& shape, size_t tokens) const {
-    return tokens - tokens_kept(window_layers, *config, shape.first_layer(), tokens);
+    return tokens - tokens_kept(window_layers, layout.config(), shape.first_layer(), tokens);
   }
-
-  /// Tokens of a group from `first` on as the codec takes them: the layers side by side, in the cache's type.
-  Matrix<float> rows_of(const LayerRows& rows, const GroupShape& shape, size_t first = 0) const {
-    Matrix<float> out(rows.keys.front().rows() - first, shape.width());
-    for_each_layer(shape, out, [&](Side side, size_t layer, MatrixView<float> to) {
-      const Matrix<float>& from = rows.of(side)[layer];
-      for (size_t t = 0; t < to.rows(); ++t) {
-        std::ranges::copy(from.row(first + t), to.row(t).begin());
-        round(to.row(t));
-      }
-    });
-    return out;
+  CodedDocument document(const LoopDocument& of) const {
+    std::vector<size_t> left_out_of_parts;
+    left_out_of_parts.reserve(layout.parts());
+    for (size_t part = 0; part < layout.parts(); ++part)
+      left_out_of_parts.push_back(left_out(layout.shape(part), of.prefix));
+    return {layout, of.tokens, std::move(left_out_of_parts)};
   }
-
-  void round(std::span<float> values) const {
-    if (setting.dtype == DType::f32) return;
-    std::vector<uint16_t> halves(values.size());
-    narrow(setting.dtype, values, halves);
-    widen(setting.dtype, halves, values);
-  }
-
-  /// rows: of the prefix's tokens from `first` on.
-  DocumentRows surveyed_rows(const Prefix& prefix, const GroupShape& shape, MatrixView<const float> rows,
-                             size_t first) const {
-    DocumentRows result(rows);
-    if (!setting.codec->wants_queries()) return result;
-    const auto& tokens = prefix.query_tokens;
-    const auto begin =
-        static_cast<size_t>(std::ranges::lower_bound(tokens, uint64_t{first}) - tokens.begin());
-    for (size_t i = begin; i < tokens.size(); ++i) result.query_tokens.push_back(tokens[i] - first);
-    if (begin < tokens.size())
-      result.queries = prefix.queries[as_size(shape.first_layer())].view().rows(begin, tokens.size() - begin);
-    return result;
-  }
-};
-
-/// Bits that a stream's bytes take in a file, where ids are packed.
-uint64_t stored_bits(const StreamSpec& spec, uint64_t bytes) {
-  const uint64_t elements = bytes / size_of(spec.type);
-  return spec.index_bound > 0 ? elements * index_bits(spec.index_bound) : bytes * 8;
-}
-
-/// The codes of one document under one setting.
-class CompressedDocument {
- public:
-  CompressedDocument(const Plan& plan, const std::vector<uint32_t>& token_ids)
-      : plan_(plan), left_out_(plan.parts()), decoded_(plan.parts()) {
-    for (size_t part = 0; part < plan.parts(); ++part) {
-      encoded_.emplace_back(plan.setting.codec->streams(plan.shape(part)));
-      stores_.push_back(&encoded_.back().add_document(token_ids));
-      views_.push_back(plan.setting.codec->open(plan.shape(part), *stores_.back()));
-    }
-  }
-
-  /// Appends the prefix, after the shared streams and the document's own survey, if the codec makes one.
-  void start(const Prefix& prefix) {
-    const Codec& codec = *plan_.setting.codec;
-    parallel_each(plan_.parts(), 1, [&](size_t part) {
-      const GroupShape shape = plan_.shape(part);
-      const size_t first = left_out_[part] = plan_.left_out(shape, prefix.rows.keys.front().rows());
-      for (const auto& [name, bytes] : plan_.shared[part]) stores_[part]->append(name, bytes);
-      const Matrix<float> rows = plan_.rows_of(prefix.rows, shape, first);
-      if (codec.survey_scope(shape) == SurveyScope::document) {
-        const Matrix<float> surveyed = plan_.rows_of(prefix.rows, codec.surveyed(shape), first);
-        const DocumentRows document = plan_.surveyed_rows(prefix, shape, surveyed, first);
-        run_survey(*codec.survey(shape), {&document, 1}, *stores_[part]);
-      }
-      codec.append(shape, rows, *stores_[part]);
-      views_[part]->refresh();
-    });
-  }
-
-  void append(const LayerRows& rows) {
-    parallel_each(plan_.parts(), 1, [&](size_t part) {
-      const GroupShape shape = plan_.shape(part);
-      plan_.setting.codec->append(shape, plan_.rows_of(rows, shape), *stores_[part]);
-      views_[part]->refresh();
-    });
-  }
-
-  /// The first keys.rows() tokens of a layer, decoded. Tokens that were left out become zeros: no query attends to them.
-  /// Layers of a group are to be read in order: the group is decoded once, for the first of them.
-  void read(int layer, MatrixView<float> keys, MatrixView<float> values) {
-    const std::vector<size_t>& parts = plan_.parts_of_layer[as_size(layer)];
-    const size_t left_out = left_out_[parts.front()], there = keys.rows() - left_out;
-    parallel_each(parts.size(), 1, [&](size_t i) {
-      const GroupShape& shape = plan_.shape(parts[i]);
-      Matrix<float>& rows = decoded_[parts[i]];
-      if (layer != shape.first_layer() && rows.rows() == there) return;
-      rows = Matrix<float>(there, shape.width());
-      views_[parts[i]]->decode(0, rows);
-    });
-    for (const size_t part : parts) {
-      Plan::for_each_layer(plan_.shape(part), decoded_[part],
-                           [&](Side side, size_t of_layer, MatrixView<float> from) {
-                             if (of_layer != as_size(layer)) return;
-                             const MatrixView<float>& to = side == Side::key ? keys : values;
-                             for (size_t t = 0; t < left_out; ++t) std::ranges::fill(to.row(t), 0.0f);
-                             for (size_t t = 0; t < there; ++t) {
-                               std::ranges::copy(from.row(t), to.row(left_out + t).begin());
-                               plan_.round(to.row(left_out + t));
-                             }
-                           });
-      if (layer == plan_.shape(part).layers.back()) decoded_[part] = {};
-    }
-  }
-
-  /// The index of the tokens in the codes; of codecs that code each layer by itself.
-  std::unique_ptr<GrowingSelector> index(int layer, size_t head) const {
-    return views_.at(plan_.parts_of_layer[as_size(layer)].front())->selector(head, false);
-  }
-
-  StoredBits stored(uint64_t tokens) const {
-    StoredBits result;
-    for (size_t part = 0; part < plan_.parts(); ++part)
-      result.values += (tokens - left_out_[part]) * plan_.shape(part).width();
-    for (const Encoded& encoded : encoded_)
-      for (const StreamSpec& spec : encoded.specs())
-        if (!spec.shared)
-          result.category[static_cast<size_t>(spec.category)] +=
-              stored_bits(spec, encoded.bytes(spec.name).size());
-    // Vectors that are predicted from ids cannot be decoded without them.
-    if (const uint64_t ids = plan_.setting.codec->predicts_from(); ids > 0)
-      result.category[static_cast<size_t>(Category::ids)] += tokens * index_bits(ids);
-    return result;
-  }
-
- private:
-  const Plan& plan_;
-  std::vector<Encoded> encoded_;  // per part; documents stay where they are when these move
-  std::vector<StreamStore*> stores_;
-  std::vector<std::unique_ptr<DocumentView>> views_;  // of these
-  std::vector<size_t> left_out_;                      // tokens, of each part
-  std::vector<Matrix<float>> decoded_;                // of each part, those in work
 };
 
 /// A prefix that waits to be surveyed, in the type of the cache where that is of 16 bits.
@@ -218,9 +58,10 @@ class KeptPrefix {
   }
 
   Matrix<float> rows_of(const Plan& plan, const GroupShape& shape, size_t first) const {
-    if (type_ == DType::f32) return plan.rows_of(kept_.rows, shape, first);
+    if (type_ == DType::f32)
+      return plan.layout.rows_of(kept_.rows, shape, first, kept_.rows.keys.front().rows());
     Matrix<float> out(tokens_ - first, shape.width());
-    Plan::for_each_layer(shape, out, [&](Side side, size_t layer, MatrixView<float> to) {
+    CodedLayout::for_each_layer(shape, out, [&](Side side, size_t layer, MatrixView<float> to) {
       const auto& halves = halves_[static_cast<size_t>(side)][layer];
       for (size_t t = 0; t < to.rows(); ++t)
         widen(type_, std::span(halves).subspan((first + t) * to.cols(), to.cols()), to.row(t));
@@ -266,7 +107,7 @@ class TokenMeter {
 
 /// A document's continuation under one setting.
 struct SettingRun {
-  CompressedDocument codes;
+  CodedDocument codes;
   std::vector<Judged> judged;
   SelectionCount selected = {};
 };
@@ -274,7 +115,7 @@ struct SettingRun {
 /// The caches of a batch: one setting's each.
 class BatchCache final : public PastCache {
  public:
-  BatchCache(std::span<CompressedDocument* const> documents, const Prefix& prefix)
+  BatchCache(std::span<CodedDocument* const> documents, const Prefix& prefix)
       : documents_(documents), prefix_(prefix) {}
   void read(int layer, size_t document, MatrixView<float> keys, MatrixView<float> values) override {
     documents_[document]->read(layer, keys, values);
@@ -282,7 +123,7 @@ class BatchCache final : public PastCache {
   std::span<const float> state(int layer, size_t) const override { return prefix_.states[as_size(layer)]; }
 
  private:
-  std::span<CompressedDocument* const> documents_;
+  std::span<CodedDocument* const> documents_;
   const Prefix& prefix_;
 };
 
@@ -296,17 +137,6 @@ LoopScore score_of(std::span<const Judged> judged) {
 }
 
 }  // namespace
-
-uint64_t StoredBits::bits() const { return std::accumulate(category.begin(), category.end(), uint64_t{0}); }
-
-double StoredBits::bits_per_value(uint64_t book_bytes) const {
-  return bits_over_values(values, checked_add(bits(), checked_mul(book_bytes, 8)));
-}
-
-void StoredBits::add(const StoredBits& other) {
-  for (size_t i = 0; i < category.size(); ++i) category[i] += other.category[i];
-  values += other.values;
-}
 
 struct ClosedLoop::Impl {
   const LlamaModel& model;
@@ -373,16 +203,16 @@ struct ClosedLoop::Impl {
       prefixes.emplace_back(run_prefix(model, documents[i], options.queries, meter.run()), surveyed_type());
     for (Plan& plan : plans) {
       const Codec& codec = *plan.setting.codec;
-      plan.shared.assign(plan.parts(), {});
+      plan.shared.assign(plan.layout.parts(), {});
       if (!plan.surveys()) continue;
-      parallel_each(plan.parts(), 1, [&](size_t part) {
-        const GroupShape shape = plan.shape(part);
+      parallel_each(plan.layout.parts(), 1, [&](size_t part) {
+        const GroupShape shape = plan.layout.shape(part);
         if (codec.survey_scope(shape) != SurveyScope::file) return;
         Matrix<float> rows;  // of one document at a time
         const auto document = [&](size_t i) {
           const size_t first = plan.left_out(shape, documents[i].prefix);
           rows = prefixes[i].rows_of(plan, codec.surveyed(shape), first);
-          DocumentRows surveyed = plan.surveyed_rows(prefixes[i].prefix(), shape, rows, first);
+          DocumentRows surveyed = surveyed_rows(codec, prefixes[i].prefix(), shape, rows, first);
           surveyed.token_ids = documents[i].tokens;
           return surveyed;
         };
@@ -399,7 +229,7 @@ struct ClosedLoop::Impl {
   /// Runs the continuation under some of the settings, all in one batch.
   void go_on(const LoopDocument& document, ReferenceRun& run, std::span<const size_t> members,
              std::vector<SettingRun>& settings, TokenMeter& meter) const {
-    std::vector<CompressedDocument*> documents;
+    std::vector<CodedDocument*> documents;
     std::vector<std::vector<Judged>*> own_judged;
     for (const size_t member : members) {
       documents.push_back(&settings[member].codes);
@@ -421,7 +251,7 @@ struct ClosedLoop::Impl {
       for (size_t i = 0; options.stream > 0 && i < members.size(); ++i) rows.emplace_back(config(), count);
       BatchCache cache(documents, run.prefix());
       run.go_on({first, count, cache, own_judged, rows, selected ? &*selected : nullptr}, meter.run());
-      for (size_t i = 0; i < rows.size(); ++i) documents[i]->append(rows[i]);
+      for (size_t i = 0; i < rows.size(); ++i) documents[i]->append(rows[i], 0, count);
     }
     for (size_t i = 0; selected && i < members.size(); ++i)
       settings[members[i]].selected = selected->count(i);
@@ -433,13 +263,14 @@ struct ClosedLoop::Impl {
 
     std::vector<SettingRun> settings;
     for (const Plan& plan : plans)
-      settings.push_back({CompressedDocument(plan, document.tokens), std::vector<Judged>(run.judged())});
+      settings.push_back({plan.document(document), std::vector<Judged>(run.judged())});
     std::optional<Prefix> joined;
     if (options.joining.pieces > 1)
       joined =
           Prefix{read_in_pieces(model, std::span(document.tokens).first(document.prefix), options.joining),
                  run.prefix().query_tokens, run.prefix().queries};
-    for (SettingRun& each : settings) each.codes.start(joined ? *joined : run.prefix());
+    for (size_t i = 0; i < plans.size(); ++i)
+      settings[i].codes.encode(joined ? *joined : run.prefix(), plans[i].shared);
     for (const bool selects : {false, true}) {
       std::vector<size_t> members;
       for (size_t i = 0; i < plans.size(); ++i)
@@ -514,10 +345,10 @@ StoredBits ClosedLoop::shared(size_t setting) const {
   const Plan& plan = impl_->plans.at(setting);
   StoredBits result;
   for (size_t part = 0; part < plan.shared.size(); ++part)
-    for (const StreamSpec& spec : plan.setting.codec->streams(plan.shape(part)))
+    for (const StreamSpec& spec : plan.setting.codec->streams(plan.layout.shape(part)))
       for (const auto& [name, bytes] : plan.shared[part])
         if (name == spec.name)
-          result.category[static_cast<size_t>(spec.category)] += stored_bits(spec, bytes.size());
+          result.category[static_cast<size_t>(spec.category)] += stream_bits(spec, bytes.size());
   return result;
 }
 

@@ -6,7 +6,6 @@
 // documents stand for that file. All documents use the resulting tables, and their bits are counted once.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -16,6 +15,7 @@
 #include "lib/core/progress.hpp"
 #include "lib/metrics/next_token.hpp"
 #include "lib/model/llama.hpp"
+#include "lib/pipeline/coded_document.hpp"
 #include "lib/pipeline/continuation.hpp"
 #include "lib/pipeline/generation.hpp"
 #include "lib/pipeline/selection.hpp"
@@ -43,17 +43,6 @@ struct LoopOptions {
   Joining joining = {};
   /// For selections; codecs and model have their own. nullptr: the CPU.
   Engine* engine = nullptr;
-};
-
-/// Bits stored, by category; index streams packed.
-struct StoredBits {
-  std::array<uint64_t, std::size(kCategories)> category{};
-  uint64_t values = 0;  ///< number of keys' and values' elements
-
-  uint64_t bits() const;
-  /// All bits, and those of books, over the values; 0 without values and bits.
-  double bits_per_value(uint64_t book_bytes = 0) const;
-  void add(const StoredBits& other);
 };
 
 /// One document under one setting.

@@ -8,8 +8,16 @@
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/model/rope.hpp"
+#include "lib/pipeline/attend.hpp"
 
 namespace kvcodec {
+namespace {
+
+/// Tokens that are read at a time up to which their attention takes past rows from where they are; for more a copy of these, in the order that the
+/// model's own attention wants, costs less.
+constexpr size_t kReadInPlace = 8;
+
+}  // namespace
 
 std::vector<OptionField> Sampling::fields() {
   return {
@@ -70,13 +78,14 @@ class GrowingDocument::Cache final : public PastCache {
 /// Takes the keys, the values and the last prediction of what is read.
 class GrowingDocument::Sink final : public PrefillSink {
  public:
-  Sink(GrowingDocument& document, size_t past) : document_(document), past_(past) {}
+  /// first_row: of `rows`, where the first token goes.
+  Sink(GrowingDocument& document, size_t first_row) : document_(document), first_row_(first_row) {}
   void layer(const LayerChunk& chunk) override {
     for (const Side side : kSides) {
       const auto& from = side == Side::key ? chunk.key : chunk.value;
       Matrix<float>& to = document_.rows_.of(side)[as_size(chunk.layer)];
       for (size_t i = 0; i < from.rows(); ++i)
-        std::ranges::copy(from.row(i), to.row(past_ + chunk.first + i).begin());
+        std::ranges::copy(from.row(i), to.row(first_row_ + chunk.first + i).begin());
     }
   }
   void state(int layer, size_t /*document*/, std::span<const float> state) override {
@@ -91,8 +100,109 @@ class GrowingDocument::Sink final : public PrefillSink {
 
  private:
   GrowingDocument& document_;
-  size_t past_;
+  size_t first_row_;
 };
+
+/// Attention to what the document has, where it is: codes, or rows.
+class GrowingDocument::Past final : public AttentionMethod {
+ public:
+  explicit Past(GrowingDocument& document) : document_(document), config_(document.model_.config()) {}
+  bool has_past() const override { return true; }
+  void attend(const AttentionRows& rows) override {
+    document_.codes_ ? attend_to_codes(rows) : attend_to_rows(rows);
+  }
+
+ private:
+  /// The first token that a query sees which sees `visible` of the document's first.
+  uint64_t first_seen(int layer, uint64_t visible) const {
+    const size_t window = as_size(config_.window[as_size(layer)]);
+    return window > 0 && visible > window ? visible - window : 0;
+  }
+  ScoreForm form_of(const AttentionRows& rows) const {
+    return {static_cast<float>(config_.attention_softcap), rows.sinks};
+  }
+
+  void attend_to_codes(const AttentionRows& rows) const {
+    const GroupShape group = {{rows.layer}, usual_layer(config_.num_kv_heads, config_.head_dim), Side::key};
+    const AttentionSource source{[&](Side side, uint64_t first, MatrixView<const float> factors,
+                                     MatrixView<float> out) { multiply(rows, side, first, factors, out); }};
+    const size_t batch = attention_batch(group, config_.num_q_heads);
+    for (size_t begin = 0; begin < rows.query.rows(); begin += batch) {
+      const size_t count = std::min(batch, rows.query.rows() - begin);
+      std::vector<uint64_t> visible(count), from(count);
+      for (size_t i = 0; i < count; ++i) {
+        visible[i] = rows.position + begin + i + 1;
+        from[i] = first_seen(rows.layer, visible[i]);
+      }
+      attend_causally(group, source,
+                      {.q_heads = config_.num_q_heads,
+                       .rows = rows.query.rows(begin, count),
+                       .visible = visible,
+                       .from = from,
+                       .form = form_of(rows)},
+                      rows.out.rows(begin, count));
+    }
+  }
+
+  /// Products with codes, and behind them with rows of tokens that are new.
+  void multiply(const AttentionRows& rows, Side side, uint64_t first, MatrixView<const float> factors,
+                MatrixView<float> out) const {
+    const bool keys = side == Side::key;
+    const size_t count = keys ? out.cols() : factors.cols(),
+                 past = first < rows.past ? std::min<size_t>(count, rows.past - first) : 0;
+    if (past > 0)
+      document_.codes_->multiply(side, rows.layer, first, keys ? factors : factors.columns(0, past),
+                                 keys ? out.columns(0, past) : out);
+    else if (!keys)
+      for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
+    if (past == count) return;
+    const size_t begin = first + past - rows.past;
+    if (keys)
+      multiply_key_rows(rows.key.rows(begin, count - past), factors, out.columns(past, count - past));
+    else
+      multiply_value_rows(rows.value.rows(begin, count - past), factors.columns(past, count - past), out);
+  }
+
+  void attend_to_rows(const AttentionRows& rows) {
+    const auto layer = as_size(rows.layer), heads = as_size(config_.num_kv_heads),
+               dims = as_size(config_.head_dim), value_dims = as_size(config_.value_dim()),
+               sharing = as_size(config_.num_q_heads) / heads;
+    const bool in_keys = config_.is_latent();
+    MatrixView<float> keys = document_.rows_.keys[layer],
+                      values = in_keys ? keys : document_.rows_.values[layer];
+    // New tokens are not there before they are handed out.
+    for (size_t i = 0; i < rows.query.rows(); ++i) {
+      const size_t token = rows.position + i, row = token - rows.past;
+      std::ranges::copy(rows.key.row(row), keys.row(token).begin());
+      if (!in_keys) std::ranges::copy(rows.value.row(row), values.row(token).begin());
+    }
+    std::vector<CacheRows> seen;
+    std::vector<Attention> tasks;
+    seen.reserve(rows.query.rows() * heads);
+    tasks.reserve(rows.query.rows() * heads);
+    for (size_t i = 0; i < rows.query.rows(); ++i)
+      for (size_t head = 0; head < heads; ++head) {
+        const uint64_t visible = rows.position + i + 1, from = first_seen(rows.layer, visible);
+        seen.emplace_back(
+            keys.columns(head * dims, dims).rows(from, visible - from),
+            values.columns(in_keys ? 0 : head * value_dims, value_dims).rows(from, visible - from));
+        tasks.push_back({.queries = {rows.query.row(i).data() + head * sharing * dims, sharing, dims},
+                         .rows = &seen.back(),
+                         .out = {rows.out.row(i).data() + head * sharing * value_dims, sharing, value_dims},
+                         .form = form_of(rows).of_heads(head * sharing, sharing)});
+      }
+    kvcodec::attend(tasks);
+  }
+
+  GrowingDocument& document_;
+  const ModelConfig& config_;
+};
+
+GrowingDocument::GrowingDocument(const LlamaModel& model, size_t room, CodedDocument& codes)
+    : model_(model), codes_(&codes), rows_(model.config(), 0), room_(room), tokens_(codes.tokens()) {
+  if (!codes.multiplies())
+    throw usage_error("the codec codes layers or sides together; attention to one would decode all of them");
+}
 
 void GrowingDocument::start(size_t tokens) {
   if (tokens > room_) throw usage_error("{} tokens are to be kept; there is room for {}", tokens, room_);
@@ -113,14 +223,24 @@ std::span<const float> GrowingDocument::read(std::span<const uint32_t> tokens, c
   if (tokens.empty() || tokens.size() > room_ - tokens_)
     throw usage_error("{} tokens are to be read, behind {} of at most {}", tokens.size(), tokens_, room_);
   const uint64_t offsets[] = {0, tokens.size()}, past[] = {tokens_};
-  start(past[0] + tokens.size());
+  if (codes_)
+    rows_ = LayerRows(model_.config(), tokens.size());
+  else
+    start(past[0] + tokens.size());
   Cache cache(*this);
-  Sink sink(*this, past[0]);
+  Sink sink(*this, codes_ ? 0 : past[0]);
+  Past in_place(*this);
   PrefillOptions options;
   options.logits = LogitRows::last;
   options.attention = attention;
+  if (codes_ || (!attention && past[0] > 0 && tokens.size() <= kReadInPlace && !model_.uses_engine()))
+    options.attention = &in_place;
   model_.prefill({.tokens = tokens, .offsets = offsets, .past = past, .cache = &cache}, options, sink,
                  progress);
+  if (codes_) {
+    codes_->append(rows_, 0, tokens.size());
+    tokens_ += tokens.size();
+  }
   return logits_;
 }
 

@@ -11,6 +11,7 @@
 #include "lib/core/progress.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/model/llama.hpp"
+#include "lib/pipeline/coded_document.hpp"
 #include "lib/pipeline/continuation.hpp"
 
 namespace kvcodec {
@@ -35,23 +36,28 @@ class GrowingDocument {
   /// room: tokens that it holds at most, each of 4 * num_layers * cache_width bytes; memory grows by doubling. The model outlives it.
   GrowingDocument(const LlamaModel& model, size_t room)
       : model_(model), rows_(model.config(), 0), room_(room) {}
+  /// Behind codes, which stay codes and grow by what is read: attention multiplies with them. They outlive this, and hold each layer by
+  /// itself (CodedDocument::multiplies), or Error(usage) is thrown.
+  GrowingDocument(const LlamaModel& model, size_t room, CodedDocument& codes);
 
   size_t tokens() const { return tokens_; }
-  /// Keys, after the rotary embedding, and values of these tokens and, behind them, of more that come.
+  /// Keys, after the rotary embedding, and values of these tokens and, behind them, of more that come; behind codes of those read last.
   LayerRows& rows() { return rows_; }
-  /// Makes it have so many tokens, at most `room`, with those rows; the caller fills rows of new ones.
+  /// Makes it have so many tokens, at most `room`, with those rows; the caller fills rows of new ones. Not behind codes.
   void start(size_t tokens);
 
   /// Reads tokens behind those that are there, and returns the logits of the last one: (vocabulary_size). Progress counts tokens.
-  /// attention: as in PrefillOptions. Throws Error(usage) for tokens beyond the room, and the model's errors.
+  /// attention: as in PrefillOptions, not behind codes. Throws Error(usage) for tokens beyond the room, and the model's errors.
   std::span<const float> read(std::span<const uint32_t> tokens, const Progress& progress = {},
                               AttentionMethod* attention = nullptr);
 
  private:
   class Cache;
   class Sink;
+  class Past;
 
   const LlamaModel& model_;
+  CodedDocument* codes_ = nullptr;
   LayerRows rows_;
   std::vector<std::vector<float>> states_;  // of layers without keys and values
   size_t room_, tokens_ = 0;
