@@ -133,7 +133,7 @@ struct File::State {
   // and the number of the chunk.
   using ChunkName = std::pair<const void*, uint64_t>;
   using CachedChunk = std::pair<ChunkName, std::shared_ptr<Bytes>>;
-  static constexpr uint64_t kCacheBytes = 16 * kChunkBytes;  // for a side's streams, or a group's layers
+  static constexpr uint64_t kCacheBytes = 64 * kChunkBytes;  // for both sides of a group of layers
   mutable std::mutex cache_mutex;
   mutable std::list<CachedChunk> cache;
   mutable std::map<ChunkName, std::list<CachedChunk>::iterator> cache_places;

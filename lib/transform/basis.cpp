@@ -405,16 +405,30 @@ Matrix<float> TransformBasis::synthesis(std::span<const uint32_t> components) co
   return products(vectors, components, metric.inverse_roots());
 }
 
-Analysis::Analysis(const TransformBasis& basis, std::span<const uint32_t> components)
+Analysis::Analysis(const TransformBasis& basis, std::span<const uint32_t> components, bool pack)
     : of_vectors_(products(basis.vectors, components, basis.metric.roots())) {
   if (basis.prediction.rank() > 0)
     of_scores_ = product(of_vectors_, transposed(floats_of(basis.prediction.loadings)));
+  if (!pack || !packs_floats() || of_vectors_.size() == 0) return;
+  const PackedMatrix::Shape shape[] = {{of_vectors_.rows(), of_vectors_.cols()}};
+  packed_ = PackedMatrix::of(DType::f32, shape).front();
+  const size_t step = round_up(kRowGrain, packed_->row_step());
+  parallel_for(of_vectors_.rows(), step, [&](size_t begin, size_t end, int) {
+    packed_->set(begin, of_vectors_.view().rows(begin, end - begin));
+  });
+  of_vectors_ = {};
 }
 
 void Analysis::apply(size_t first, MatrixView<const float> centred, MatrixView<const float> scores,
                      MatrixView<float> out) const {
   if (out.rows() == 0) return;
-  gemm(1, of_vectors_.view().rows(first, out.rows()), transposed(centred), 0, out);
+  if (packed_) {
+    Matrix<float> by_token(centred.rows(), packed_->rows());
+    gemm_packed(centred, *packed_, false, by_token);
+    transpose<float>(by_token, out);
+  } else {
+    gemm(1, of_vectors_.view().rows(first, out.rows()), transposed(centred), 0, out);
+  }
   if (scores.cols() > 0) gemm(-1, of_scores_.view().rows(first, out.rows()), transposed(scores), 1, out);
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "lib/core/progress.hpp"
 #include "lib/core/view.hpp"
 #include "lib/linalg/covariance.hpp"
+#include "lib/linalg/packed_gemm.hpp"
 #include "lib/linalg/row_sums.hpp"
 
 namespace kvcodec {
@@ -171,7 +173,9 @@ struct TransformBasis {
 /// Computes some of a basis' components from vectors.
 class Analysis {
  public:
-  Analysis(const TransformBasis& basis, std::span<const uint32_t> components);
+  /// pack: lays the matrix out for products with it where that is faster (packed_gemm.hpp); for an object that is not asked for a part
+  /// of the components.
+  Analysis(const TransformBasis& basis, std::span<const uint32_t> components, bool pack = false);
 
   /// Components [first, first + out.rows()) of the chosen ones: out (.., n). centred: vectors less the mean, (n,
   /// width); scores: of their tokens, (n, rank of the prediction).
@@ -180,6 +184,7 @@ class Analysis {
 
  private:
   Matrix<float> of_vectors_, of_scores_;
+  std::optional<PackedMatrix> packed_;  // in place of of_vectors_
 };
 
 /// The way back, from components to vectors. The bits of a vector depend only on its own components and

@@ -141,7 +141,7 @@ class TransformSurvey final : public Survey {
   TransformSurvey(const TransformPart& part, uint64_t lead, double unbias)
       : part_(part),
         lead_(lead),
-        analysis_(part.basis(), numbers_below<uint32_t>(part.surveyed())),
+        analysis_(part.basis(), numbers_below<uint32_t>(part.surveyed()), true),
         scores_(part.basis().prediction),
         survey_(part.tables(), part.rung(), part.surveyed(), part.width(), unbias),
         rows_(kBatch, part.width()),

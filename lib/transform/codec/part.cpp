@@ -6,6 +6,7 @@
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"
 
 namespace kvcodec {
@@ -14,13 +15,16 @@ namespace {
 /// Tokens rebuilt together, blocks that are decoded together by default: enough to pay for reading the basis.
 constexpr size_t kRebuilt = 1024;
 
-/// Calls body(tile, begin, end) for each tile that holds some of tokens [first, first + count) of a block: `tile` is the
+/// Calls body(tile, begin, end) for each tile that holds some of tokens [first, first + count) of a block, on several threads: `tile` is the
 /// tile's first token, [begin, end) are those of its tokens that are among them.
 template <class Body>
 void for_each_tile(size_t first, size_t count, const Body& body) {
   constexpr size_t kTile = TransformPart::kTile;
-  for (size_t tile = first / kTile * kTile; tile < first + count; tile += kTile)
+  const size_t start = first / kTile, tiles = count == 0 ? 0 : (first + count - 1) / kTile + 1 - start;
+  parallel_each(tiles, 1, [&](size_t i) {
+    const size_t tile = (start + i) * kTile;
     body(tile, std::max(tile, first), std::min(tile + kTile, first + count));
+  });
 }
 
 template <class T>
@@ -125,10 +129,9 @@ std::vector<uint32_t> TransformPart::ids(const StreamReader& document, uint64_t 
 
 void TransformPart::quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows,
                              MatrixView<int32_t> levels, std::span<double> errors) const {
-  const Analysis& analysis = analysis_.get([&] { return Analysis(*basis_, live_); });
-  Matrix<float> centred(kTile, width()), components(this->components(), kTile);
+  const Analysis& analysis = analysis_.get([&] { return Analysis(*basis_, live_, true); });
   for_each_tile(first, rows.rows(), [&](size_t tile, size_t begin, size_t end) {
-    std::fill_n(centred.data(), centred.size(), 0.0f);
+    Matrix<float> centred(kTile, width()), components(this->components(), kTile);
     for (size_t t = begin; t < end; ++t)
       for (size_t c = 0; c < width(); ++c) centred(t - tile, c) = rows(t - first, c) - mean_[c];
     const Matrix<float> some = scores(ids.subspan(context_.features ? begin - first : 0), end - begin);
