@@ -248,6 +248,8 @@ struct DocumentSelection {
   /// Indices of the selected documents, ascending; all if the option was not given. A name selects every document of that name. Throws
   /// Error(bad_input) for a word that matches no document.
   std::vector<size_t> choose(const Documents& documents, const std::string& where) const;
+  /// The same in the order in which they are named, each once.
+  std::vector<size_t> choose_in_order(const Documents& documents, const std::string& where) const;
 };
 
 /// Text with which DocumentSelection::choose() selects exactly these documents, by their numbers, whatever the documents' names.

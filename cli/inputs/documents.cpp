@@ -9,7 +9,6 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
-#include <numeric>
 #include <set>
 #include <string_view>
 #include <unordered_map>
@@ -237,10 +236,11 @@ class Chooser {
  public:
   Chooser(const Documents& documents, const std::string& where) : documents_(documents), where_(where) {}
 
+  /// In the order of the words, each document once.
   std::vector<size_t> choose(const std::string& text) {
     if (!add_named(text) && !text.empty())
       for (const std::string& word : split_names(text)) add_word(word);
-    return {chosen_.begin(), chosen_.end()};
+    return std::move(chosen_);
   }
 
  private:
@@ -250,13 +250,13 @@ class Chooser {
     bool found = false;
     if (++named_ <= kFew) {
       for (size_t i = 0; i < documents_.count(); ++i)
-        if (documents_.names[i] == name) chosen_.insert(i), found = true;
+        if (documents_.names[i] == name) add(i), found = true;
       return found;
     }
     if (numbers_.empty())
       for (size_t i = 0; i < documents_.count(); ++i) numbers_.emplace(documents_.names[i], i);
     const auto [first, end] = numbers_.equal_range(name);
-    for (auto place = first; place != end; ++place) chosen_.insert(place->second);
+    for (auto place = first; place != end; ++place) add(place->second);
     return first != end;
   }
 
@@ -279,7 +279,7 @@ class Chooser {
     if (last >= documents_.count())
       throw bad_input("{}: there is no document {}; it has {}, numbered from 0", where_,
                       std::max<uint64_t>(first, documents_.count()), documents_.count());
-    for (uint64_t i = first; i <= last; ++i) chosen_.insert(i);
+    for (uint64_t i = first; i <= last; ++i) add(i);
     return true;
   }
 
@@ -287,7 +287,7 @@ class Chooser {
     const auto found = matching_documents(documents_, glob);
     if (found.empty())
       throw bad_input("{}: no document's name fits '{}'; kvcodec ls lists them", where_, glob);
-    chosen_.insert(found.begin(), found.end());
+    for (const size_t i : found) add(i);
   }
 
   void add_file(const std::string& name) {
@@ -298,10 +298,15 @@ class Chooser {
       });
   }
 
+  void add(size_t document) {
+    if (known_.insert(document).second) chosen_.push_back(document);
+  }
+
   const Documents& documents_;
   const std::string& where_;
-  std::set<size_t> chosen_;
-  int named_ = 0;  // names looked up so far
+  std::vector<size_t> chosen_;
+  std::unordered_set<size_t> known_;  // of those
+  int named_ = 0;                     // names looked up so far
   std::unordered_multimap<std::string_view, size_t> numbers_;
 };
 
@@ -345,12 +350,14 @@ void DocumentSelection::declare(Command& by, const std::string& what, const std:
 }
 
 std::vector<size_t> DocumentSelection::choose(const Documents& documents, const std::string& where) const {
-  if (!given()) {
-    std::vector<size_t> all(documents.count());
-    std::iota(all.begin(), all.end(), size_t{0});
-    return all;
-  }
-  return Chooser(documents, where).choose(text);
+  auto chosen = choose_in_order(documents, where);
+  std::ranges::sort(chosen);
+  return chosen;
+}
+
+std::vector<size_t> DocumentSelection::choose_in_order(const Documents& documents,
+                                                       const std::string& where) const {
+  return given() ? Chooser(documents, where).choose(text) : numbers_below<size_t>(documents.count());
 }
 
 // Files whose documents are copied ---------------------------------------------------------------------

@@ -59,7 +59,7 @@ JoinedCache::JoinedCache(const JoinOptions& options, const DocumentSelection& do
   if (!options.book.empty() && !book_is_needed)
     throw usage_error("no file needs the book {}; leave out --book", options.book);
   const std::string where = options.files.size() == 1 ? options.files.front() : "the files together";
-  for (const size_t i : documents.choose(all, where))
+  for (const size_t i : documents.choose_in_order(all, where))
     if (places[i].end > 0) parts_.push_back(std::move(places[i]));
   if (parts_.empty()) throw bad_input("{}: there are no documents with tokens", where);
   model_ = sources_.front()->model(), dtype_ = sources_.front()->dtype();

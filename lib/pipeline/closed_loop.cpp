@@ -298,6 +298,7 @@ ClosedLoop::ClosedLoop(const LlamaModel& model, const std::vector<LoopSetting>& 
   if (options.stream > 0 && !model.config().delta.layers.empty())
     throw usage_error(
         "the model has layers that keep a state instead of keys and values: a continuation in pieces would need it");
+  if (options.joining.pieces > 1) (void)rope_to_join(model.config());
   for (const LoopSetting& setting : settings) {
     // A document's view refuses to select by codes that have no index.
     const StoredIndex views = [](size_t, int, size_t) { return std::unique_ptr<GrowingSelector>(); };

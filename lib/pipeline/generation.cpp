@@ -7,7 +7,6 @@
 
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
-#include "lib/model/rope.hpp"
 #include "lib/pipeline/attend.hpp"
 
 namespace kvcodec {
@@ -244,13 +243,18 @@ std::span<const float> GrowingDocument::read(std::span<const uint32_t> tokens, c
   return logits_;
 }
 
-LayerRows read_in_pieces(const LlamaModel& model, std::span<const uint32_t> tokens, const Joining& joining) {
-  const ModelConfig& config = model.config();
-  const KeyRope rope = KeyRope::of(config);
+KeyRope rope_to_join(const ModelConfig& config) {
+  KeyRope rope = KeyRope::of(config);
   if (!rope.known()) throw usage_error("caches of this model cannot be joined: {}", rope.why_not());
   if (!config.delta.layers.empty())
     throw usage_error(
         "caches of this model cannot be joined: its layers without attention keep a state of all tokens");
+  return rope;
+}
+
+LayerRows read_in_pieces(const LlamaModel& model, std::span<const uint32_t> tokens, const Joining& joining) {
+  const ModelConfig& config = model.config();
+  const KeyRope rope = rope_to_join(config);
   if (joining.pieces < 1 || joining.pieces > tokens.size())
     throw usage_error("{} tokens cannot be read in {} pieces", tokens.size(), joining.pieces);
   GrowingDocument whole(model, tokens.size());

@@ -11,6 +11,7 @@
 #include "lib/core/progress.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/model/llama.hpp"
+#include "lib/model/rope.hpp"
 #include "lib/pipeline/coded_document.hpp"
 #include "lib/pipeline/continuation.hpp"
 
@@ -73,8 +74,11 @@ struct Joining {
       {};  ///< tokens that it reads before each piece but the first, which has them; the cache is without them
 };
 
+/// The rotary embedding by which keys of pieces are turned to their places. Throws Error(usage) for a model whose embedding cannot be turned
+/// back, or that keeps a state.
+KeyRope rope_to_join(const ModelConfig& config);
 /// The keys and values of tokens that are joined so; keys are turned to their places (EPIC, "Position-independent caching"). Throws
-/// Error(usage) for more pieces than tokens, and for a model whose rotary embedding cannot be turned back.
+/// Error(usage) for more pieces than tokens, and as rope_to_join().
 LayerRows read_in_pieces(const LlamaModel& model, std::span<const uint32_t> tokens, const Joining& joining);
 
 }  // namespace kvcodec

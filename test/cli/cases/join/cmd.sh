@@ -17,6 +17,12 @@ kvcodec join ids.h5 --name "$(name whole)" -o joined.h5 --overwrite --quiet >/de
 first_layer whole joined
 kvcodec eval-recon whole.h5 joined.h5 --json | jq '.reconstructions[0].key.nmse > 1e-4'
 
+# In the order in which they are named.
+printf '5 20 21 22 23 5 6 7 8 9 10 11\n' >turned.txt
+kvcodec dump-kv --model $model --tokens turned.txt --dtype f32 --quiet -o turned.h5 >/dev/null
+kvcodec join ids.h5 --documents 1,0,1 --name "$(name turned)" --quiet -o turned-joined.h5 >/dev/null
+first_layer turned turned-joined
+
 # The first token once.
 kvcodec join ids.h5 --quiet --keep-bos first --name "$(name once)" --json -o once-joined.h5 | jq -c '[.documents, .tokens, .dropped_tokens]'
 first_layer once once-joined
