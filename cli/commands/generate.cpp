@@ -38,8 +38,8 @@ struct GenerateOptions final : CommandOptions {
         {"tokens", "write N tokens at most", &tokens, 1, 1e6},
         {"stop", "go on behind the token with which the model ends a text or an answer", &stop},
         {"cache",
-         "the form in which the cache is held: coded, which takes less memory and adds what is read to the codes, or decoded; auto: "
-         "coded if it is one document whose codec multiplies with codes",
+         "the form in which the cache is held: decoded, or coded, which takes less memory and more time; auto: coded where a "
+         "decoded one does not fit --memory and the codec multiplies with codes",
          &cache}};
   }
   /// Those of eval-model that suffice to try a selection.
@@ -280,7 +280,7 @@ std::string report(const Command& command, const GenerateOptions& options, const
     return text_of(json);
   }
   const std::string codes = answer.codec.empty() ? ""
-                                                 : fmt::format("; they stay coded by {}, {:.2f} bits/value",
+                                                 : fmt::format("; its codes, by {}, have {:.2f} bits/value",
                                                                answer.codec, answer.bits_per_value);
   options.common.note("{} cached tokens read in {}, {} of the prompt in {}, {} written in {}{}",
                       grouped(answer.cached), time_text(timing.cache), grouped(answer.prompt.size()),
@@ -294,8 +294,8 @@ std::string generate(Command& command) {
   command.describe(
       "[FILE...] --model PATH --prompt TEXT [options]",
       "Lets a model go on from a cache: it reads the prompt behind the documents of the files, as if it had read their text, and "
-      "writes what it takes for the likeliest continuation, token by token. Codes are multiplied as they are where their codec can, else "
-      "decoded once. Of several documents one context is made, as by join. Without files the model reads the prompt alone.",
+      "writes what it takes for the likeliest continuation, token by token. Codes are decoded once. Of several documents one "
+      "context is made, as by join. Without files the model reads the prompt alone.",
       "kvcodec generate codes.h5 --model data/demo-model --prompt ' What is'\n"
       "kvcodec generate corpus.h5 --documents a,b --model model.gguf --chat --prompt 'Who is Ahab?'");
   command.group("What is read");
@@ -317,7 +317,7 @@ std::string generate(Command& command) {
   command.group("What is written");
   options.output.declare(
       command,
-      "codes file to write: the document with what the model read and wrote behind it; for a cache that stays coded");
+      "codes file to write: the document, of a codes file, with what the model read and wrote behind it");
   command.option(fields[2]);
   command.option(fields[3]);
   command.options(options.sampling);
