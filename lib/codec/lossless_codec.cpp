@@ -72,7 +72,7 @@ constexpr size_t kPieceBlocks = 4;
 /// Rows that a thread cuts, or puts together, at a time.
 constexpr size_t kPieceRows = 16;
 
-constexpr size_t kMaxParts = 5;
+constexpr size_t kMaxParts = 9;  // scale and bias in f32, and levels
 
 /// Symbols that are cut from values: `bits` bits of one word of each unit, or each level of it.
 struct Part {
@@ -93,21 +93,17 @@ class Cut {
       unit_values_ = blocks.layout().values, unit_words_ = blocks.layout().bytes / 2;
       const AffineGroups* groups = blocks.groups();
       const TensorType type = blocks.type() ? *blocks.type() : TensorType::f32;
-      const unsigned mantissa = groups && groups->stored == DType::bf16 ? 7 : 10;
-      add_float("exponents", "mantissas", mantissa, 0);
+      const DType stored = groups ? groups->stored : DType::f16;
+      add_float(stored, kFloatStreams, 0);
       const bool has_least = groups || type == TensorType::q4_1 || type == TensorType::q5_1;
-      if (has_least) add_float("least_exponents", "least_mantissas", mantissa, 1);
-      level_byte_ = has_least ? 4 : 2;
+      if (has_least) add_float(stored, kLeastStreams, size_of(stored) / 2);
+      level_byte_ = size_of(stored) * (has_least ? 2 : 1);
       has_fifth_bits_ = type == TensorType::q5_0 || type == TensorType::q5_1;
       low_bits_ = groups ? groups->bits : type == TensorType::q8_0 ? 8 : 4;
       parts_.push_back({.stream = "levels", .bits = low_bits_ + (has_fifth_bits_ ? 1 : 0), .levels = true});
-    } else if (storage == DType::f32) {
-      unit_words_ = 2;
-      add_float("exponents", "mantissas", 7, 1);
-      parts_.push_back({.stream = "middles", .bits = 8, .shift = 8});
-      parts_.push_back({.stream = "lows", .bits = 8});
     } else {
-      add_float("exponents", "mantissas", storage == DType::bf16 ? 7 : 10, 0);
+      unit_words_ = size_of(storage) / 2;
+      add_float(storage, kFloatStreams, 0);
     }
   }
 
@@ -191,10 +187,20 @@ class Cut {
   }
 
  private:
-  void add_float(std::string_view exponents, std::string_view mantissas, unsigned mantissa_bits,
-                 size_t word) {
-    parts_.push_back({.stream = exponents, .bits = 16 - mantissa_bits, .shift = mantissa_bits, .word = word});
-    parts_.push_back({.stream = mantissas, .bits = mantissa_bits, .word = word});
+  using FloatStreams = std::array<std::string_view, 4>;
+  static constexpr FloatStreams kFloatStreams{"exponents", "mantissas", "middles", "lows"};
+  static constexpr FloatStreams kLeastStreams{"least_exponents", "least_mantissas", "least_middles",
+                                              "least_lows"};
+
+  /// The parts of a float that begins at that word of a unit: from its highest bits to the lowest.
+  void add_float(DType type, const FloatStreams& streams, size_t word) {
+    const unsigned mantissa = type == DType::f16 ? 10 : 7;
+    const size_t high = type == DType::f32 ? word + 1 : word;
+    parts_.push_back({.stream = streams[0], .bits = 16 - mantissa, .shift = mantissa, .word = high});
+    parts_.push_back({.stream = streams[1], .bits = mantissa, .word = high});
+    if (type != DType::f32) return;
+    parts_.push_back({.stream = streams[2], .bits = 8, .shift = 8, .word = word});
+    parts_.push_back({.stream = streams[3], .bits = 8, .word = word});
   }
 
   /// The place of level i of all units: the bit of the words at which its lower bits begin, and that of its fifth bit.

@@ -1109,12 +1109,21 @@ IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 
 def mlx_of(kind):
     """Bits, values of a group, and type of scales, as in mlx-4-64-bf16."""
     _, bits, values, stored = kind.split("-")
-    require(int(bits) in (2, 3, 4, 5, 6, 8) and int(values) in (32, 64, 128) and stored in ("bf16", "f16"), "lossless: mlx")
+    require(int(bits) in (2, 3, 4, 5, 6, 8) and int(values) in (32, 64, 128) and stored in FLOAT_PARTS, "lossless: mlx")
     return int(bits), int(values), stored
 
 
-def of_half(stored, words):
-    return words.view("<f2").astype("<f4") if stored == "f16" else (words.astype("<u4") << 16).view("<f4")
+# The parts of a float, from its highest bits to the lowest.
+FLOAT_PARTS = {"bf16": (("exponents", 9), ("mantissas", 7)), "f16": (("exponents", 6), ("mantissas", 10)),
+               "f32": (("exponents", 9), ("mantissas", 7), ("middles", 8), ("lows", 8))}
+
+
+def of_parts(stored, parts):
+    """Floats of arrays of their parts."""
+    bits = parts[0].astype("<u4")
+    for part, (_, width) in zip(parts[1:], FLOAT_PARTS[stored][1:]):
+        bits = bits << width | part.astype("<u4")
+    return bits.view("<f4") if stored == "f32" else floats_of_bits(bits.astype("<u2"), stored)
 
 
 def of_levels(kind, scales, least, levels):
@@ -1133,10 +1142,12 @@ def of_blocks(kind, data):
     """Values (blocks, 32) of the bytes of quantized blocks."""
     if kind.startswith("mlx-"):
         bits, values, stored = mlx_of(kind)
-        data = np.ascontiguousarray(data.reshape(-1, 4 + values * bits // 8))
-        halves = data[:, :4].copy().view("<u2")
-        levels = np.unpackbits(data[:, 4:], axis=1, bitorder="little").reshape(len(data), values, bits) @ (1 << np.arange(bits))
-        return of_levels(kind, of_half(stored, halves[:, 0]), of_half(stored, halves[:, 1]), levels)
+        start = 8 if stored == "f32" else 4
+        data = np.ascontiguousarray(data.reshape(-1, start + values * bits // 8))
+        grid = data[:, :start].copy()
+        grid = grid.view("<f4") if stored == "f32" else floats_of_bits(grid.view("<u2"), stored)
+        levels = np.unpackbits(data[:, start:], axis=1, bitorder="little").reshape(len(data), values, bits) @ (1 << np.arange(bits))
+        return of_levels(kind, grid[:, 0], grid[:, 1], levels)
     size, start, bits = QUANTIZED[kind]
     data = data.reshape(-1, size)
     halves = np.ascontiguousarray(data[:, :start]).view("<f2")
@@ -1157,14 +1168,12 @@ def decode_lossless(codes, book, layer, side, rows, tokens):
     if kind != "none":
         level_bits, per_block, stored = mlx_of(kind) if kind.startswith("mlx-") else (QUANTIZED[kind][2], 32, "f16")
         require(codes.storage == "f32" and heads * dim % per_block == 0, "lossless: quantized")
-        low = 7 if stored == "bf16" else 10
         least = kind.startswith("mlx-") or QUANTIZED[kind][1] == 4
-        parts = [("exponents", 16 - low, per_block), ("mantissas", low, per_block)]
+        parts = [(name, width, per_block) for name, width in FLOAT_PARTS[stored]]
         parts += [(f"least_{name}", width, count) for name, width, count in parts] if least else []
         parts += [("levels", level_bits, 1)]
     else:
-        parts = {"bf16": [("exponents", 9, 1), ("mantissas", 7, 1)], "f16": [("exponents", 6, 1), ("mantissas", 10, 1)],
-                 "f32": [("exponents", 9, 1), ("mantissas", 7, 1), ("middles", 8, 1), ("lows", 8, 1)]}[codes.storage]
+        parts = [(name, width, 1) for name, width in FLOAT_PARTS[codes.storage]]
     names = [name for name, _, _ in parts]
     require(codes.group == 1 and set(rows) == {"book", "sizes", "places", "tail", *names}, "lossless: streams")
     require(rows["sizes"].shape == (blocks, len(parts)) and len(rows["tail"]) == tokens - blocks * block, "lossless: blocks")
@@ -1196,13 +1205,11 @@ def decode_lossless(codes, book, layer, side, rows, tokens):
         require(place == len(rows[name]), f"lossless: {name}")
         found[name] = np.concatenate(symbols).astype("<u4")
     if kind != "none":
-        half = lambda begin: of_half(stored, (found[begin + "exponents"] << low | found[begin + "mantissas"]).astype("<u2"))
-        scales = half("")
-        values = of_levels(kind, scales, half("least_") if least else scales, found["levels"].reshape(-1, per_block))
-    elif codes.storage == "f32":
-        values = (found["exponents"] << 23 | found["mantissas"] << 16 | found["middles"] << 8 | found["lows"]).view("<f4")
+        floats = lambda begin: of_parts(stored, [found[begin + name] for name, _ in FLOAT_PARTS[stored]])
+        scales = floats("")
+        values = of_levels(kind, scales, floats("least_") if least else scales, found["levels"].reshape(-1, per_block))
     else:
-        values = floats_of_bits((found["exponents"] << parts[1][1] | found["mantissas"]).astype("<u2"), codes.storage)
+        values = of_parts(codes.storage, [found[name] for name in names])
     values = as_here(values.reshape(-1, heads, dim))
     require(np.isfinite(values).all(), "lossless: not finite")
     return np.concatenate([values, tail]).reshape(tokens, 1, heads, dim)

@@ -188,7 +188,7 @@ plain() {
     run export $codes --to llama -o $number.bin
     cmp $type.bin $number.bin || fail "$type: other bytes"
   done
-  for form in "4 32 f16" "5 64 bf16" "3 64 f16"; do
+  for form in "4 32 f16" "5 64 bf16" "3 64 f16" "6 64 f32"; do
     set -- $form
     run export half.h5 --to mlx --bits $1 --group $2 --type $3 -o mlx-$1.safetensors
     run import mlx-$1.safetensors -o mlx-$1.h5
