@@ -8,6 +8,9 @@
  * as long as their handle, unless it says otherwise. Text is UTF-8.
  *
  * Numbers that functions count by begin at 0. Rows are tokens: (tokens, heads, dimensions), one after the other, without gaps.
+ *
+ * Memory that a function reads or writes lies where C puts numbers of its type: addresses of f32 are multiples of 4, of f16 and bf16
+ * of 2. No larger alignment is needed or gains anything. Rows at other addresses are refused with status 2.
  */
 #ifndef KVCODEC_H
 #define KVCODEC_H

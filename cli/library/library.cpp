@@ -76,6 +76,12 @@ std::vector<std::string> words_of(int count, const char* const* arguments) {
   return words;
 }
 
+/// Rows of a caller are not read or written where the hardware, or vector code, would not reach them.
+void check_place(const void* rows, DType type, const char* what) {
+  if (reinterpret_cast<uintptr_t>(rows) % size_of(type) != 0)
+    throw usage_error("{} is at no multiple of {} bytes, as {} must be", what, size_of(type), name_of(type));
+}
+
 /// Writes rows to memory of a 16-bit type; values beyond its range become its largest ones.
 void store(MatrixView<const float> rows, DType type, uint16_t* out) {
   constexpr uint16_t kMagnitude = 0x7fff;
@@ -90,6 +96,7 @@ void store(MatrixView<const float> rows, DType type, uint16_t* out) {
 }
 
 Matrix<float> floats_of(const void* rows, size_t count, size_t width, DType type) {
+  check_place(rows, type, "rows");
   Matrix<float> floats(count, width);
   const std::span out(floats.data(), floats.size());
   if (out.empty()) return floats;
@@ -337,6 +344,7 @@ int kvcodec_decode(kvcodec_file* file, uint64_t document, int32_t layer, kvcodec
                    uint64_t count, kvcodec_type type, void* out) {
   return guarded([&] {
     if (count > 0 && !out) throw usage_error("out is NULL");
+    check_place(out, type_of(type), "out");
     file->decode(document, layer, side_of(side), first, count, type_of(type), static_cast<std::byte*>(out));
   });
 }

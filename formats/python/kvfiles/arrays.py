@@ -32,10 +32,11 @@ def rows_of(part):
         part = part.contiguous().cpu().numpy()
         return part if kind == "f32" else part.view(np.uint16 if kind == "bf16" else np.float16)
     part = part.transpose(1, 0, 2)
+    lies = ("C_CONTIGUOUS", "ALIGNED")
     if kind == "bf16":
-        return np.ascontiguousarray(part).view(np.uint16)
+        return np.require(part, None, lies).view(np.uint16)
     with np.errstate(over="ignore"):  # the library refuses numbers that are not finite, by their places
-        return np.ascontiguousarray(part, np.float16 if kind == "f16" else np.float32)
+        return np.require(part, np.float16 if kind == "f16" else np.float32, lies)
 
 
 def pieces(array, first, last):

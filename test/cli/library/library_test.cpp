@@ -1,4 +1,5 @@
 // The C interface: what is written comes back, through files and codes, and what is wrong is a status and a sentence.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -6,6 +7,7 @@
 #include <fstream>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/library/kvcodec.h"
@@ -71,6 +73,13 @@ void add(kvcodec_writer* writer, const char* name, uint64_t tokens, int number,
   }
 }
 
+/// The first float in a buffer, of 16 more than are wanted, whose address no larger power of two than 4 divides.
+float* barely_aligned(std::vector<float>& buffer) {
+  float* place = buffer.data();
+  while (reinterpret_cast<uintptr_t>(place) % 64 != 4) ++place;
+  return place;
+}
+
 struct Opened {
   explicit Opened(const std::string& name, const char* book = nullptr) {
     REQUIRE_MESSAGE(kvcodec_open(name.c_str(), book, &file) == 0, std::string(kvcodec_error()));
@@ -81,10 +90,12 @@ struct Opened {
 
   std::vector<float> decode(uint64_t document, int32_t layer, kvcodec_side side, uint64_t first,
                             uint64_t count) const {
-    std::vector<float> out(count * kHeads * kDims);
-    REQUIRE_MESSAGE(kvcodec_decode(file, document, layer, side, first, count, KVCODEC_F32, out.data()) == 0,
+    const size_t size = count * kHeads * kDims;
+    std::vector<float> buffer(size + 16);
+    float* const out = barely_aligned(buffer);
+    REQUIRE_MESSAGE(kvcodec_decode(file, document, layer, side, first, count, KVCODEC_F32, out) == 0,
                     std::string(kvcodec_error()));
-    return out;
+    return {out, out + size};
   }
 
   kvcodec_file* file = nullptr;
@@ -168,6 +179,45 @@ TEST_CASE("C interface: values beyond a 16-bit type become its largest ones") {
   CHECK_EQ(halves[1], 0x3800);
   REQUIRE_EQ(kvcodec_decode(opened.file, 0, 0, KVCODEC_KEY, 0, 1, KVCODEC_BF16, halves), 0);
   CHECK_EQ(halves[0], 0xff7f);
+}
+
+TEST_CASE("C interface: rows lie at multiples of their type's size, or are refused") {
+  const Folder folder;
+  const std::string name = folder / "kv.h5";
+  kvcodec_writer* const writer = begin(name.c_str(), plain_layers());
+  const uint64_t positions[] = {0};
+  const kvcodec_document one{"a", 1, 0, nullptr};
+  REQUIRE_EQ(kvcodec_add(writer, &one, nullptr, positions, nullptr), 0);
+  const std::vector<float> row = rows_of(1, kHeads * kDims, 3);
+  std::vector<float> buffer(row.size() + 32);
+  float* const place = barely_aligned(buffer);
+  std::copy(row.begin(), row.end(), place);
+  std::vector<uint16_t> halves(row.size() + 1);
+  for (size_t i = 0; i < row.size(); ++i) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &row[i], sizeof bits);
+    halves[i + 1] = static_cast<uint16_t>(bits >> 16);
+  }
+  auto* const bytes = reinterpret_cast<char*>(place);
+  for (int32_t layer = 0; layer < kLayers; ++layer) {
+    for (const auto& [type, off] :
+         {std::pair(KVCODEC_F32, 2), {KVCODEC_F32, 1}, {KVCODEC_BF16, 1}, {KVCODEC_F16, 1}})
+      CHECK_EQ(kvcodec_append(writer, layer, KVCODEC_KEY, type, 1, bytes + off), 2);
+    REQUIRE_EQ(kvcodec_append(writer, layer, KVCODEC_KEY, KVCODEC_F32, 1, place), 0);
+    REQUIRE_EQ(kvcodec_append(writer, layer, KVCODEC_VALUE, KVCODEC_BF16, 1, &halves[1]), 0);
+  }
+  REQUIRE_MESSAGE(kvcodec_finish(writer, nullptr) == 0, std::string(kvcodec_error()));
+
+  const Opened opened(name);
+  CHECK(opened.decode(0, 1, KVCODEC_VALUE, 0, 1) == row);
+  std::ranges::fill(buffer, 7.0f);
+  for (const auto& [type, off] :
+       {std::pair(KVCODEC_F32, 2), {KVCODEC_F32, 1}, {KVCODEC_BF16, 1}, {KVCODEC_F16, 1}})
+    CHECK_EQ(kvcodec_decode(opened.file, 0, 0, KVCODEC_KEY, 0, 1, type, bytes + off), 2);
+  CHECK_EQ(std::string(kvcodec_error()), "out is at no multiple of 2 bytes, as f16 must be");
+  CHECK(std::ranges::all_of(buffer, [](float value) { return value == 7; }));
+  REQUIRE_EQ(kvcodec_decode(opened.file, 0, 0, KVCODEC_KEY, 0, 1, KVCODEC_BF16, bytes + 2), 0);
+  CHECK(std::memcmp(bytes + 2, &halves[1], row.size() * 2) == 0);
 }
 
 TEST_CASE("C interface: documents that begin before the first row leave no chunk nearly empty") {
