@@ -8,7 +8,8 @@ namespace kvcodec {
 
 std::vector<ValueBlocks> ValueBlocks::all() {
   std::vector<ValueBlocks> all(std::begin(kQuantizers), std::end(kQuantizers));
-  for (const DType stored : {DType::bf16, DType::f16, DType::f32})  // narrow ones first: f32 holds their scales too
+  for (const DType stored :
+       {DType::bf16, DType::f16, DType::f32})  // narrow ones first: f32 holds their scales too
     for (const size_t values : {64, 32, 128})
       for (const unsigned bits :
            {2u, 3u, 4u, 5u, 6u, 8u})  // as kQuantizers: what comes from few bits fits more
