@@ -20,9 +20,9 @@ def from_cache(past_key_values, ids, path, *, attention_mask=None, positions=Non
     layers; layers with a sliding window may have fewer tokens, the last ones. ids: [batch, tokens], or None; there may be one more, which
     the cache does not hold yet. attention_mask: which tokens are padding; each row of the batch becomes a document without it. positions:
     [batch, tokens], rising; by default those of each document count from 0, like those of generate(). queries: a Queries that saw the same
-    run, of a batch of one. config: the model's, for its query heads, its rotary embedding and layers that share keys and values. model: its
-    name. names: of the documents. metadata: a dict of each document, or one dict for a batch of one. overwrite: whether a file of that name
-    may be replaced.
+    run, of a batch of one. config: the model's, for its query heads, its rotary embedding, layers that share keys and values, and what it does
+    to scores of attention; or the model, where these have sinks, which no config names. model: its name. names: of the documents. metadata: a
+    dict of each document, or one dict for a batch of one. overwrite: whether a file of that name may be replaced.
     """
     path = _free(path, overwrite)
     with _written(past_key_values, ids, path_bytes(path), overwrite, attention_mask=attention_mask, positions=positions,
@@ -180,7 +180,8 @@ def _model_of(cache, held, config, name):
     name = name or configs.value_of(config, "_name_or_path") or configs.value_of(config, "model_type") or "unknown"
     theta, scaling = configs.rope_of(config, shapes)
     heads = configs.query_heads(config, [heads for heads, _, _ in shapes])
-    return CModel(text_bytes(name, "the model"), len(sources), heads, theta, scaling.encode(), b"post-rope", b"transformers"), layers
+    scores = configs.scores_of(config, len(sources))
+    return CModel(text_bytes(name, "the model"), len(sources), heads, theta, scaling.encode(), b"post-rope", b"transformers", scores.encode()), layers
 
 
 def _queries_of(queries, cache, held, heads, runs):

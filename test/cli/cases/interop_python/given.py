@@ -1,5 +1,7 @@
 """Writing with kvfiles: arrays come back as they were given, and what cannot be stored is refused without a file."""
+import json
 import os
+import types
 
 import numpy as np
 
@@ -42,6 +44,11 @@ assert written("placed.h5", [pair(1, 1, 20, 8, kind=np.float32)], ids[:1], posit
 # Arrays that are views, types that are mixed, and more rows than one piece takes.
 view = random.standard_normal((20, 2, 1, 8)).astype(np.float32).transpose(2, 1, 0, 3)
 assert written("view.h5", [(view, view.astype(np.float16))], ids[:1])[2] == "f32"
+for kind in (np.float32, np.float16):
+    odd = [np.frombuffer(b"x" + side.transpose(0, 2, 1, 3).tobytes(), kind, offset=1).reshape(1, 20, 2, 8).transpose(0, 2, 1, 3)
+           for side in pair(1, 2, 20, 8, kind=kind)]
+    assert not odd[0].flags.aligned
+    written(f"odd-{np.dtype(kind).itemsize}.h5", [odd], ids[:1])
 kvfiles.from_cache([pair(1, 8, 9000, 128)], None, "long.h5")
 assert kvfiles.open("long.h5")[0].tokens is None
 # One id more than tokens belongs to a token that is not in the cache yet.
@@ -51,6 +58,43 @@ assert np.array_equal(kvfiles.open("surplus.h5")[0].tokens, np.arange(19))
 kvfiles.encode(one, ids[:1, :19], "given-codes.h5", ["--codec", "q4", "--quiet"], names="it")
 with kvfiles.open("given-codes.h5") as codes:
     assert codes.codec == "q4" and codes["it"].kept(0) == 19
+
+
+def scores(**config):
+    """The attribute of a file of that model."""
+    kvfiles.from_cache([pair(1, 2, 20, 8) for _ in range(3)], ids[:1], "scores.h5", config=types.SimpleNamespace(num_attention_heads=4, **config),
+                       overwrite=True)
+    text = kvfiles.open("scores.h5").model.scores
+    return json.loads(text) if text else None
+
+
+mixed = ["sliding_attention", "full_attention", "sliding_attention"]
+assert scores(model_type="llama") == {}
+assert scores(model_type="mistral", sliding_window=7) == {"windows": [7, 7, 7]}
+assert scores(model_type="gemma2", sliding_window=9, layer_types=mixed, attn_logit_softcapping=50.0) == {"cap": 50.0, "windows": [9, 0, 9]}
+assert scores(model_type="qwen2", sliding_window=None, layer_types=["full_attention"] * 3) == {}
+for unknown in (dict(model_type="bloom"), dict(model_type="gpt_oss", layer_types=mixed, sliding_window=5), dict(model_type="gemma2", sliding_window=9),
+                dict(model_type="qwen2", layer_types=["chunked_attention"] * 3), dict(model_type="qwen2", layer_types=mixed[:2]),
+                dict(model_type="gemma3_text", use_bidirectional_attention=True)):
+    assert scores(**unknown) is None, unknown
+
+
+class Weights(list):
+    """As far as kvfiles looks at a tensor of weights."""
+
+    detach = float = lambda self: self
+    tolist = lambda self: list(self)  # noqa: E731
+
+
+sinks = [[layer + head / 4 for head in range(4)] for layer in range(3)]
+model = types.SimpleNamespace(
+    config=types.SimpleNamespace(model_type="gpt_oss", layer_types=mixed, sliding_window=5, num_attention_heads=4),
+    named_parameters=lambda: [("model.norm.weight", Weights()), *((f"model.layers.{n}.self_attn.sinks", Weights(own)) for n, own in enumerate(sinks))])
+kvfiles.from_cache([pair(1, 2, 20, 8) for _ in range(3)], ids[:1], "scores.h5", config=model, overwrite=True)
+with kvfiles.open("scores.h5") as file:
+    assert json.loads(file.model.scores) == {"windows": [5, 0, 5], "sinks": sinks} and file.model.query_heads == 4
+kvfiles.from_cache([pair(1, 2, 20, 8)], ids[:1], "scores.h5", overwrite=True)
+assert kvfiles.open("scores.h5").model.scores == ""
 
 
 def refused(words, cache=None, given=ids[:1], path="x.h5", **more):

@@ -1,10 +1,11 @@
 """Caches of transformers' classes through from_cache and to_cache: the model's logits are those of its own cache to 1e-5."""
 import copy
+import json
 import subprocess
 import sys
 
 import torch
-from models import FAMILIES, HYBRIDS, SHARING, made, prompt
+from models import FAMILIES, HYBRIDS, SHARING, SINKS, made, prompt
 from transformers import DynamicCache, QuantizedCache, StaticCache
 
 import kvfiles
@@ -121,6 +122,19 @@ kvfiles.encode(cache, ids, "made.h5", ["--codec", "q4", "--quiet"], config=model
 run("encode", "queries.h5", "--codec", "q4", "-o", "codes.h5")
 with kvfiles.open("made.h5") as made_codes, kvfiles.open("codes.h5") as codes:
     assert (made_codes[0].key(3) == codes[0].key(3)).all() and made_codes.model.query_heads == 4
+
+# What the model does to scores is as the program reads it from the model's own files.
+for make in (*(FAMILIES[name] for name in ("Llama", "Mistral", "Gemma 3")), SINKS):
+    own = made(make)
+    own.save_pretrained("model")
+    cache = own(ids, use_cache=True).past_key_values
+    kvfiles.from_cache(cache, ids, "scores.h5", config=own, overwrite=True)
+    run("export", "scores.h5", "--to", "transformers", "-o", "scores.safetensors")
+    run("import", "scores.safetensors", "--model", "model", "-o", "imported.h5")
+    texts = [kvfiles.open(path).model.scores for path in ("scores.h5", "imported.h5")]
+    assert json.loads(texts[0]) == json.loads(texts[1]), texts
+kvfiles.from_cache(cache, ids, "scores.h5", config=own.config, overwrite=True)
+assert kvfiles.open("scores.h5").model.scores == "", "sinks are not known without the model"
 
 # Parts of a document: refused where the model would go on at a wrong position, kept where its windows end in them.
 run("decode", "codes.h5", "--tokens", "20:60", "-o", "part.h5")

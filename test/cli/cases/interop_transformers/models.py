@@ -19,6 +19,7 @@ FAMILIES = {
     "DeepSeek-V2": lambda: t.DeepseekV2ForCausalLM(t.DeepseekV2Config(**LATENT)),
     "DeepSeek-V3": lambda: t.DeepseekV3ForCausalLM(t.DeepseekV3Config(**LATENT)),
 }
+SINKS = lambda: t.GptOssForCausalLM(t.GptOssConfig(**USUAL, head_dim=16, sliding_window=12, num_local_experts=4, num_experts_per_tok=2))  # noqa: E731
 SHARING = lambda: t.Gemma3nForCausalLM(t.Gemma3nTextConfig(  # noqa: E731
     **{**USUAL, "num_hidden_layers": 6, "intermediate_size": [96] * 6}, head_dim=32, sliding_window=12, num_kv_shared_layers=2,
     vocab_size_per_layer_input=256, hidden_size_per_layer_input=16, laurel_rank=8, activation_sparsity_pattern=[0.0] * 6,
