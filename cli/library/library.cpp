@@ -166,6 +166,7 @@ struct kvcodec_file {
       throw usage_error("{}: layer {} does not hold the first {} tokens of document {}", name(), layer,
                         left_out, document);
     const size_t width = shape.width(side);
+    if (kv && type == kv->dtype()) return kv->read_stored(side, layer, place, count, out);
     if (kv)
       return give(count, width, type, out,
                   [&](MatrixView<float> rows) { kv->read(side, layer, place, rows); });

@@ -61,6 +61,30 @@ DType float_type(const h5::Dataset& dataset, std::optional<DType> before) {
   return *type;
 }
 
+/// Gives take() rows [first, first + count) as they are stored, block by block: the number of the first one, counted from `first`, and their
+/// bytes, of finite values.
+template <class Take>
+void visit_finite(const h5::Dataset& dataset, uint64_t first, size_t count, size_t block_rows,
+                  const RowName& name, const Take& take) {
+  const DType stored = *dataset.type();
+  const uint64_t width = dataset.row_bytes() / size_of(stored);
+  const auto head_dim = static_cast<size_t>(dataset.shape().back());
+  dataset.visit(first, count, [&](uint64_t row, std::span<const std::byte> bytes) {
+    const size_t rows = bytes.size() / dataset.row_bytes();
+    for (size_t r = 0; r < rows; r += block_rows) {
+      const size_t n = std::min(block_rows, rows - r);
+      const auto block = bytes.subspan(r * dataset.row_bytes(), n * dataset.row_bytes());
+      if (const size_t bad = first_not_finite(stored, block); bad < n * width)
+        throw dataset.error("{}", not_finite(name(row + r + bad / width), bad % width, head_dim));
+      take(static_cast<size_t>(row - first) + r, block);
+    }
+  });
+}
+
+size_t rows_in_block(uint64_t width) {
+  return std::max<size_t>(1, kBlockValues / std::max<uint64_t>(width, 1));
+}
+
 }  // namespace
 
 void read_floats(const h5::Dataset& dataset, uint64_t first, MatrixView<float> out, const RowName& name) {
@@ -68,23 +92,16 @@ void read_floats(const h5::Dataset& dataset, uint64_t first, MatrixView<float> o
   const uint64_t width = dataset.row_bytes() / size_of(stored);
   if (out.cols() != width)
     throw failed("{}: rows have {} values; {} were asked for", dataset.path(), width, out.cols());
-  const auto head_dim = static_cast<size_t>(dataset.shape().back());
-  const size_t block_rows =
-      out.contiguous() ? std::max<size_t>(1, kBlockValues / std::max<uint64_t>(width, 1)) : 1;
-  dataset.visit(first, out.rows(), [&](uint64_t row, std::span<const std::byte> bytes) {
-    const size_t rows = bytes.size() / dataset.row_bytes();
-    for (size_t r = 0; r < rows; r += block_rows) {
-      const size_t n = std::min(block_rows, rows - r);
-      const auto block = bytes.subspan(r * dataset.row_bytes(), n * dataset.row_bytes());
-      if (const size_t bad = first_not_finite(stored, block); bad < n * width)
-        throw dataset.error("{}", not_finite(name(row + r + bad / width), bad % width, head_dim));
-      float* const to = out.row(static_cast<size_t>(row - first) + r).data();
-      if (stored == DType::f32)
-        std::memcpy(to, block.data(), block.size());
-      else
-        widen(stored, {reinterpret_cast<const uint16_t*>(block.data()), n * width}, {to, n * width});
-    }
-  });
+  const size_t block_rows = out.contiguous() ? rows_in_block(width) : 1;
+  visit_finite(dataset, first, out.rows(), block_rows, name,
+               [&](size_t row, std::span<const std::byte> block) {
+                 float* const to = out.row(row).data();
+                 const size_t values = block.size() / size_of(stored);
+                 if (stored == DType::f32)
+                   std::memcpy(to, block.data(), block.size());
+                 else
+                   widen(stored, {reinterpret_cast<const uint16_t*>(block.data()), values}, {to, values});
+               });
 }
 
 void append_floats(h5::DatasetWriter& writer, DType type, int head_dim, MatrixView<const float> rows,
@@ -232,6 +249,17 @@ void KvReader::read(Side side, int layer, uint64_t first, MatrixView<float> out)
   const h5::Dataset& dataset = find(sides_[static_cast<size_t>(side)], layer, name_of(side));
   const uint64_t left_out = moved(side, layer, first, out.rows());
   read_floats(dataset, first - left_out, out, [&](uint64_t row) { return token_name(row + left_out); });
+}
+
+void KvReader::read_stored(Side side, int layer, uint64_t first, size_t count, std::byte* out) const {
+  const h5::Dataset& dataset = find(sides_[static_cast<size_t>(side)], layer, name_of(side));
+  const uint64_t left_out = moved(side, layer, first, count);
+  visit_finite(
+      dataset, first - left_out, count, rows_in_block(dataset.row_bytes() / size_of(dtype_)),
+      [&](uint64_t row) { return token_name(row + left_out); },
+      [&](size_t row, std::span<const std::byte> block) {
+        std::memcpy(out + row * dataset.row_bytes(), block.data(), block.size());
+      });
 }
 
 void KvReader::read(const GroupShape& shape, uint64_t first, MatrixView<float> out) const {

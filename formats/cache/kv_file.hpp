@@ -43,6 +43,9 @@ class KvReader {
   /// not hold, a wrong checksum, and values that are not finite (naming layer, token, head and dimension).
   void read(Side side, int layer, uint64_t first, MatrixView<float> out) const;
 
+  /// The same as they are stored, in dtype(), one behind the other; not of values that lie in keys.
+  void read_stored(Side side, int layer, uint64_t first, size_t count, std::byte* out) const;
+
   /// Rows of a whole layer group, [layers][heads][head_dim] per token, in the form that codecs take. out: (n, shape.width()).
   void read(const GroupShape& shape, uint64_t first, MatrixView<float> out) const;
 
