@@ -79,6 +79,8 @@ void* malloc(size_t size) {
 void* _Znwm(size_t size) {
   static void* (*from_library)(size_t);
   if (!from_library) from_library = (void* (*)(size_t))dlsym(RTLD_NEXT, "_Znwm");
+  // A program in C, such as Python, has that library behind one that it loaded for itself.
+  if (!from_library) from_library = (void* (*)(size_t))dlsym(dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD), "_Znwm");
   in_new = 1;
   return from_library(size);
 }

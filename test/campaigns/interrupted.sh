@@ -2,17 +2,18 @@
 # Commands that are killed, or one of whose calls to the system fails, at random: the old file or the new one is there, no other,
 # and in the end no temporary file.
 # usage: interrupted.sh kills|calls COUNT SEED KVCODEC DATA [FAILING]     exit 1 and a line per fault
-#        interrupted.sh steps|left|child KVCODEC DATA FAILING
+#        interrupted.sh steps|child|left [COUNT SEED] KVCODEC DATA FAILING
 #   DATA      what test/cli/make_data.sh made
 #   FAILING   the library of failing_calls.c, for calls, steps, left and child
 # steps: a command that adds to a file in place is killed before each call that it makes, one run for each; the next run goes on.
 # left: the same for one that replaces a file with a journal that a reader made stay, with that reader (where there is Python) and without.
+# With a COUNT, so many kills of each such command, with that reader and without, before calls at random.
 # child: each allocation of the process that goes through a file first fails once; whoever asked for the file goes on.
 set -uo pipefail
 what=$1
 shift
 count=0 seed=0
-[[ $what == child || $what == steps || $what == left ]] || { count=$1 seed=$2 && shift 2; }
+[[ $1 != [0-9]* ]] || { count=$1 seed=$2 && shift 2; }
 kvcodec=$1 data=$2 failing=${3:-}
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 place=$(mktemp -d)
@@ -199,28 +200,56 @@ kill_replacing() {
   "${command[@]}" >/dev/null 2>said || { echo "$name: $(cat said)" && exit 1; }
   content_of "$name" || exit
   mv decoded "new-$name-decoded"
+  if ((count > 0)); then
+    kill_at_random_calls "$name" "$held"
+    return
+  fi
   for kind in fsync rename unlink; do
     for ((at = 1;; ++at)); do
-      rm -f reached out.h5
-      cp "old-$name" out.h5
-      cp "old-$name.journal" out.h5.journal
-      [[ $held ]] && hold
-      FAIL_CALL=$kind FAIL_AT=$at FAIL_KILL=1 FAIL_SAID="$PWD/reached" LD_PRELOAD="$failing" "${command[@]}" >/dev/null 2>&1 &
-      wait $! 2>/dev/null
-      [[ $held ]] && { look_into "$name" && [[ $content != neither ]] || fault "$name, $kind $at" "cannot be read beside another reader"; }
-      [[ $held ]] && release
+      kill_before_call "$name" "$held" "$kind" $at
       [[ -e reached ]] || break
-      reached=$((reached + 1))
-      look_into "$name"
-      case $content in
-        new) new=$((new + 1)) ;;
-        old) old=$((old + 1)) ;;
-        *) fault "$name, $kind $at" "neither the documents of before nor those of after are there" ;;
-      esac
-      "${command[@]}" >/dev/null 2>said-next || fault "$name, $kind $at" "the next run fails: $(cat said-next)"
-      check && [[ ! -e out.h5.journal ]] || fault "$name, $kind $at" "the next run leaves a journal"
     done
     ((at > 1)) || fault "$name, $kind" "is never called"
+  done
+}
+kill_before_call() { # kill_before_call NAME HELD KIND AT
+  local name=$1 held=$2 kind=$3 at=$4
+  rm -f reached out.h5
+  cp "old-$name" out.h5
+  cp "old-$name.journal" out.h5.journal
+  [[ $held ]] && hold
+  FAIL_CALL=$kind FAIL_AT=$at FAIL_KILL=1 FAIL_SAID="$PWD/reached" LD_PRELOAD="$failing" "${command[@]}" >/dev/null 2>&1 &
+  wait $! 2>/dev/null
+  [[ $held ]] && { look_into "$name" && [[ $content != neither ]] || fault "$name, $kind $at" "cannot be read beside another reader"; }
+  [[ $held ]] && release
+  [[ -e reached ]] || return
+  reached=$((reached + 1))
+  look_into "$name"
+  case $content in
+    new) new=$((new + 1)) ;;
+    old) old=$((old + 1)) ;;
+    *) fault "$name, $kind $at" "neither the documents of before nor those of after are there" ;;
+  esac
+  "${command[@]}" >/dev/null 2>said-next || fault "$name, $kind $at" "the next run fails: $(cat said-next)"
+  check && [[ ! -e out.h5.journal ]] || fault "$name, $kind $at" "the next run leaves a journal"
+}
+declare -A calls  # that a command makes of a kind, as far as is known
+# Learns from whether the last call that was chosen was there.
+note_calls() { # note_calls NAME KIND AT MOST
+  if [[ ! -e reached ]]; then
+    calls[$1,$2]=$(($3 > 1 ? $3 - 1 : 1))
+  elif (($3 > $4 / 2)); then
+    calls[$1,$2]=$(($4 * 2))  # the next calls may lie beyond
+  fi
+}
+kill_at_random_calls() { # kill_at_random_calls NAME HELD
+  local name=$1 held=$2 kind at most end=$((reached + count)) among=(open write pwrite ftruncate fsync rename unlink)
+  while ((reached < end)); do
+    kind=${among[$((RANDOM % ${#among[@]}))]}
+    most=${calls[$name,$kind]:-16}
+    at=$((1 + (RANDOM * 32768 + RANDOM) % most))
+    kill_before_call "$name" "$held" "$kind" $at
+    note_calls "$name" "$kind" $at $most
   done
 }
 if [[ $what == left ]]; then
@@ -241,6 +270,21 @@ elif [[ $what == steps ]]; then
   grep -q "out.h5: cannot be locked (No locks available), so that other runs are not kept out" said ||
     fault "append, without locks" "says: $(cat said)"
   holds append new || fault "append, without locks" "its documents are not there"
+  without_locks() { env FAIL_CALL=fcntl FAIL_AT=1 FAIL_ON=1 LD_PRELOAD="$failing" "$@"; }
+  without_locks "$kvcodec" decode out.h5 -o decoded --overwrite --quiet >/dev/null 2>said || fault "decode, without locks" "fails: $(cat said)"
+  cmp -s decoded new-append-decoded || fault "decode, without locks" "its documents are not there"
+  # The Python package reads there, too, and syncs what it writes.
+  export PYTHONPATH=$source/formats/python PYTHONDONTWRITEBYTECODE=1 KVCODEC_LIBRARY=${kvcodec%/*}/libkvcodec.so
+  for python in python3 /usr/bin/python3; do
+    "$python" -c 'import kvfiles' 2>/dev/null || continue
+    wanted=$("$python" -c 'import kvfiles; print(sum(d.key(0).sum() + len(d) for d in kvfiles.open("out.h5")))')
+    found=$(without_locks "$python" -c 'import kvfiles; print(sum(d.key(0).sum() + len(d) for d in kvfiles.open("out.h5")))' 2>&1)
+    [[ $found == "$wanted" && $wanted ]] || fault "kvfiles, without locks" "reads $found, not $wanted"
+    write='import kvfiles, numpy; kvfiles.from_cache(numpy.ones((1, 2, 1, 1, 9, 8), "f"), None, "w.h5")'
+    FAIL_CALL=fsync FAIL_AT=1 LD_PRELOAD="$failing" "$python" -c "$write" >/dev/null 2>said && fault "kvfiles, fsync" "it is not called"
+    grep -q "kvfiles.library.Error: w.h5: " said && [[ ! -e w.h5 ]] || fault "kvfiles, fsync" "says: $(tail -n 1 said)"
+    break
+  done
 fi
 if [[ $what == steps || $what == left ]]; then
   left && fault "$what" "temporary files are left: $(compgen -G '.out.h5.*' | tr '\n' ' ')"
@@ -250,7 +294,6 @@ if [[ $what == steps || $what == left ]]; then
 fi
 
 kinds=(write pwrite fsync rename ftruncate open mmap malloc)
-declare -A calls  # that a command makes of a kind, as far as is known
 fail_one() {
   local name=$1 kind=${kinds[$((i % ${#kinds[@]}))]} at most status
   most=${calls[$name,$kind]:-64}
@@ -258,13 +301,8 @@ fail_one() {
   rm -f reached
   timeout 60 env FAIL_CALL=$kind FAIL_AT=$at FAIL_SAID="$PWD/reached" LD_PRELOAD="$failing" "${command[@]}" >/dev/null 2>said
   status=$?
-  if [[ -e reached ]]; then
-    reached=$((reached + 1))
-    # The next calls may lie beyond.
-    ((at > most / 2)) && calls[$name,$kind]=$((most * 2))
-  else
-    calls[$name,$kind]=$((at > 1 ? at - 1 : 1))
-  fi
+  [[ -e reached ]] && reached=$((reached + 1))
+  note_calls "$name" "$kind" $at $most
   look "$name" "$name, $kind $at"
   ((status == 124)) && fault "$name, $kind $at" "does not end"
   if ((status >= 128)) && [[ $kind == malloc || $kind == mmap ]]; then

@@ -22,6 +22,16 @@ for name in quantized2 quantized4 quantized8 half; do
   kvcodec export a.codes.h5 --to mlx -o a.codes.mlx --overwrite >/dev/null
   cmp a.mlx a.codes.mlx
 done
+# A user's metadata of 70 kB, more than the header of an object in a file holds, comes back.
+size=$(od -An -tu8 -N8 a.mlx | tr -d ' ')
+tail -c +9 a.mlx | head -c "$size" | sed "s/\"__metadata__\":{/&\"1.note\":\"$(printf %070000d 0)\",/" >header
+long=$(wc -c <header)
+for byte in 0 8 16 24 32 40 48 56; do printf "\\$(printf %03o $((long >> byte & 255)))"; done >noted.mlx
+{ cat header; tail -c +$((size + 9)) a.mlx; } >>noted.mlx
+kvcodec import noted.mlx -o noted.h5 >/dev/null
+kvcodec check noted.h5
+kvcodec export noted.h5 --to mlx -o again.mlx >/dev/null
+grep -aoc "\"1.note\":\"0\{32000\}0\{32000\}0\{6000\}\"" again.mlx
 # Blocks are kept as such only where all values of a side come from them.
 for name in q8_0 f32; do kvcodec import $golden/llama-$name.bin --heads 1 --rotated 0,0 -o $name.h5 >/dev/null; done
 kvcodec cat q8_0.h5 f32.h5 -o mixed.h5 >/dev/null
