@@ -89,11 +89,13 @@ FileRate rate_of(const CodesReader& codes) {
   for (size_t c = 0; c < stored.category.size(); ++c)
     if (stored.category[c] > 0)
       result.ledger.lines.push_back({std::string(name_of(kCategories[c])), stored.category[c]});
-  const uint64_t counted = result.stream_bytes + stored.index_bytes + stored.embedded_book_bytes;
+  const uint64_t counted =
+      result.stream_bytes + stored.index_bytes + stored.state_bytes + stored.embedded_book_bytes;
   if (counted > stored.file_bytes)
     throw bad_input("{}: the ledger counts {} bytes in a file of {}", codes.name(), counted,
                     stored.file_bytes);
   result.ledger.lines.push_back({"index", stored.index_bytes});
+  if (stored.state_bytes > 0) result.ledger.lines.push_back({"state", stored.state_bytes});
   result.ledger.lines.push_back({"overhead", stored.file_bytes - counted});
   result.rate = kvcodec::rate_of(result.ledger);
   return result;

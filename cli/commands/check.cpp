@@ -48,12 +48,13 @@ void note_fault(Checked& checked, FaultBit bit, const Action& action) {
 
 constexpr uint64_t kRowsBytes = uint64_t{16} << 20;
 
-/// Throws Error(bad_input) unless digests match the token ids, and metadata are JSON objects.
+/// Throws Error(bad_input) unless digests match the token ids and the tensors of states, and metadata are JSON objects.
 template <class Reader>
 void check_facts(const Reader& file, const Documents& documents) {
   if (documents.facts.empty()) return;
   for (size_t i = 0; i < documents.count(); ++i) {
     const DocumentFacts facts = documents.facts_of(i);
+    for (const StateTensor& tensor : facts.state) (void)tensor.load();
     (void)metadata_json(facts, fmt::format("{}: document {}", file.name(), i));
     if (facts.digest &&
         (!file.has_tokens() ||

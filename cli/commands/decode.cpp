@@ -180,7 +180,9 @@ auto of_part(const Part& part, uint64_t document_first, const Read& read) {
 DocumentFacts facts_of(const CodesReader& codes, const Part& part, std::span<const uint32_t> ids) {
   const Documents& documents = codes.info().documents;
   DocumentFacts facts = documents.facts_of(part.document);
-  if (facts.digest && part.count != documents.length(part.document)) facts.digest = token_digest(ids);
+  if (part.count == documents.length(part.document)) return facts;
+  if (facts.digest) facts.digest = token_digest(ids);
+  facts.state.clear();  // it is that behind the document's last token, and of all its tokens
   return facts;
 }
 
@@ -275,6 +277,8 @@ void decode_part(Decoding& decoding, const Part& part) {
   if (decoding.writer)
     decoding.writer->add_document(info.documents.names[part.document], ids, positions,
                                   left_out_of(codes, part), facts_of(codes, part, ids));
+  else
+    for (const StateTensor& tensor : facts_of(codes, part, ids).state) (void)tensor.load();
   for (const int group : groups_of(decoding.decoded.layers, info)) {
     const Part held = held_part(part, info.documents.left_out_of(group, part.document));
     for (const Side side : info.sides(group)) {
@@ -353,6 +357,14 @@ std::string decode(Command& command) {
   auto parts = options.select.empty() || list ? parts_in(codes, documents, ranges)
                                               : selected_parts(codes, documents, layers, options.select);
   check_held(codes, layers, parts);
+  const auto lost = std::ranges::count_if(parts, [&](const Part& part) {
+    return part.count != info.documents.length(part.document) &&
+           !info.documents.facts_of(part.document).state.empty();
+  });
+  if (lost > 0)
+    options.common.note(
+        "{} of {} lost their state, which is that behind all tokens of a document: no model can go on from there",
+        lost, counted(parts.size(), "part"));
   const CodecOfFile file_codec(codes, options.book, coding_engine(codec_entry(codes), options.common));
   Decoded decoded{.layers = layers, .dtype = options.dtype.value_or(info.source_dtype), .documents = {}};
   DamagedDocuments damaged;

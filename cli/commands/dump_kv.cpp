@@ -1,6 +1,7 @@
 // kvcodec dump-kv --model PATH (--text PATH ... | --tokens FILE) [options] -o KV
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -11,6 +12,7 @@
 #include "cli/inputs/model_runner.hpp"
 #include "formats/io/http.hpp"
 #include "formats/io/json_file.hpp"
+#include "formats/models/layer_state.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/engine/engine.hpp"
@@ -364,6 +366,7 @@ class KvSink final : public PrefillSink {
 
   /// first_row: that of the batch in the file.
   void start_batch(std::span<const uint64_t> offsets, uint64_t first_row) {
+    states_.assign(offsets.size() - 1, {});
     offsets_.assign(offsets.begin(), offsets.end());
     first_row_ = first_row;
     wanted_.clear();
@@ -390,6 +393,15 @@ class KvSink final : public PrefillSink {
     writer_.append_queries(chunk.layer, places, rows);
   }
 
+  void state(int layer, size_t document, std::span<const float> state) override {
+    std::ranges::move(tensors_of_state(dump_.model.config(), layer, state),
+                      std::back_inserter(states_[document]));
+  }
+  /// Writes the states of the batch. first: number of its first document in the file.
+  void end_batch(size_t first) {
+    for (size_t i = 0; i < states_.size(); ++i) writer_.set_state(first + i, states_[i]);
+  }
+
  private:
   /// rows: those of the chunk's tokens; the ones that the layer stores are written.
   void append(Side side, const LayerChunk& chunk, MatrixView<const float> rows) {
@@ -408,7 +420,8 @@ class KvSink final : public PrefillSink {
   KvWriter& writer_;
   std::vector<uint64_t> offsets_;  // of the batch
   uint64_t first_row_ = 0;
-  std::vector<uint64_t> wanted_;  // rows of the batch whose queries are stored, ascending
+  std::vector<uint64_t> wanted_;                  // rows of the batch whose queries are stored, ascending
+  std::vector<std::vector<StateTensor>> states_;  // of the batch's documents
 };
 
 void write_batches(Dump& dump, const WorkRange& range, OutputFile& output) {
@@ -422,6 +435,7 @@ void write_batches(Dump& dump, const WorkRange& range, OutputFile& output) {
   const Documents table = dump.documents_of(range);
   uint64_t done = 0;
   size_t number = 0;
+  const size_t before = dump.in_place() ? dump.growing->kv().documents().count() : 0;
   const auto computed = static_cast<uint64_t>(std::max<int64_t>(now(), 0));
   writer.expect(table);
   for (size_t b = range.first; b < range.end; ++b) {
@@ -444,6 +458,7 @@ void write_batches(Dump& dump, const WorkRange& range, OutputFile& output) {
     dump.model.prefill({tokens, offsets}, dump.prefill, sink, [&](double part, double, std::string_view) {
       dump.bar.update(static_cast<double>(done) + part, static_cast<double>(table.tokens()));
     });
+    sink.end_batch(before + number - (batch.end - batch.first));
     done += batch.tokens;
   }
   // The device that computed is known only now.

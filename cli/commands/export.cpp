@@ -149,6 +149,12 @@ std::string export_cache(Command& command) {
   };
   interop::ExportResult result = format.write(*source, job);
   std::ranges::move(notes, std::back_inserter(result.notes));
+  const auto with_state = std::ranges::count_if(
+      job.documents, [&](size_t i) { return !source->documents().facts_of(i).state.empty(); });
+  if (with_state > 0 && !format.writes_state)
+    result.notes.push_back(fmt::format(
+        "the state of {}, for which {} files have no place, is left out: the model cannot go on from them",
+        counted(static_cast<uint64_t>(with_state), "document"), format.name));
   if (rope) result.notes.push_back("keys were pre-rope, and are turned by their positions");
   for (const std::string& note : result.notes) options.common.note("{}", note);
   return options.output.to_stdout() ? std::string()

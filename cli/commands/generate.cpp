@@ -9,6 +9,7 @@
 #include "cli/inputs/joined_cache.hpp"
 #include "cli/inputs/model_runner.hpp"
 #include "formats/models/chat.hpp"
+#include "formats/models/layer_state.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/pipeline/generation.hpp"
@@ -92,8 +93,9 @@ class TokenPrinter {
   std::string text_;
 };
 
-/// Writes the codes with what was read; ids: of that.
-using WriteCodes = std::function<void(const CodedCache& codes, std::span<const uint32_t> ids)>;
+/// Writes the codes with what was read. ids: of that; state: behind it.
+using WriteCodes = std::function<void(const CodedCache& codes, std::span<const uint32_t> ids,
+                                      std::vector<StateTensor> state)>;
 
 /// Seconds of the stages.
 struct Timing {
@@ -135,15 +137,22 @@ void read_cache(const JoinedCache& cache, GrowingDocument& document, const Commo
   });
 }
 
+/// Layers that keep keys and values of their own.
+int layers_with_cache(const ModelInfo& model) {
+  int count = 0;
+  for (int layer = 0; layer < model.num_layers; ++layer) count += model.layer_shape(layer).heads > 0;
+  return count;
+}
+
 /// Throws Error(bad_input) for a cache that this model cannot go on with.
 void check_cache(const JoinedCache& cache, const GenerateOptions& options, ModelFiles& files) {
   const std::string& file = options.join.files.front();
   const ModelInfo model = model_info(options.model, files, false);
   check_same_weights(file, cache.model(), options.model, model);
   if (cache.model().num_layers != model.num_layers ||
-      static_cast<int>(cache.layers().size()) != model.num_layers)
+      static_cast<int>(cache.layers().size()) != layers_with_cache(model))
     throw bad_input("{}: has the caches of {} of {} layers; the model needs those of all {}", file,
-                    cache.layers().size(), cache.model().num_layers, model.num_layers);
+                    cache.layers().size(), cache.model().num_layers, layers_with_cache(model));
   for (int layer = 0; layer < model.num_layers; ++layer)
     if (cache.model().layer_shape(layer) != model.layer_shape(layer))
       throw bad_input("{}: its layer {} has other heads or dimensions than that of {}", file, layer,
@@ -215,6 +224,7 @@ Answer answer(const GenerateOptions& options, const JoinedCache* cache, ModelFil
     document.emplace(model, room);
     if (cache) read_cache(*cache, *document, options.common);
   }
+  if (cache) document->states() = layer_states(config, cache->state(), options.join.files.back());
   result.timing.cache = watch.seconds();
   std::vector<uint32_t> ends = options.stop ? files.end_tokens() : std::vector<uint32_t>();
   if (options.stop && form && !form->end.empty())
@@ -255,7 +265,12 @@ Answer answer(const GenerateOptions& options, const JoinedCache* cache, ModelFil
     std::vector<uint32_t> read = result.prompt;
     append_to(read, result.ids);
     read.resize(result.context - result.cached);  // a last token is written, and not read
-    write(*codes, read);
+    std::vector<StateTensor> state;
+    for (size_t layer = 0; layer < document->states().size(); ++layer)
+      if (const auto& of_layer = document->states()[layer]; !of_layer.empty())
+        std::ranges::move(tensors_of_state(config, static_cast<int>(layer), of_layer),
+                          std::back_inserter(state));
+    write(*codes, read, std::move(state));
   }
   return result;
 }
@@ -366,11 +381,11 @@ std::string generate(Command& command) {
   const auto run = [&](OutputFile* output) {
     WriteCodes write;
     if (output)
-      write = [&](const CodedCache& codes, std::span<const uint32_t> read) {
+      write = [&](const CodedCache& codes, std::span<const uint32_t> read, std::vector<StateTensor> state) {
         std::vector<uint32_t> ids = cache->ids();
         if (!ids.empty()) ids.insert(ids.end(), read.begin(), read.end());
         options.common.record_device(command);
-        codes.write(*output, ids, command.provenance(history_of(options.join)));
+        codes.write(*output, ids, std::move(state), command.provenance(history_of(options.join)));
       };
     return answer(options, cache ? &*cache : nullptr, *files, write);
   };

@@ -124,6 +124,7 @@ uint64_t write_cache(const interop::ForeignCache& cache, KvWriter& writer, uint6
   for (const interop::ForeignDocument& document : cache.documents) {
     DocumentFacts facts;
     if (!document.tokens.empty()) facts.digest = token_digest(document.tokens);
+    facts.state = document.state;
     writer.add_document(document.name, document.tokens, document.positions, left_out_of(cache, document),
                         facts);
     for (const auto& [layer, rows] : document.layers) {

@@ -167,6 +167,8 @@ std::string kv_info(const InfoOptions& options) {
   out.add_held(kv.documents(), layers);
   out.add("query_tokens", queries, "queries",
           queries == 0 ? "none" : fmt::format("{} tokens per layer", grouped(queries)));
+  if (const uint64_t state = kv.state_bytes(); state > 0)
+    out.add("state_bytes", state, "state", fmt::format("{} bytes", grouped(state)));
   out.add_file_bytes(kv.file_bytes());
   out.add_spare(list_documents(kv));
   out.add(kv.documents(), documents);

@@ -30,6 +30,7 @@ void write_joined(const JoinedCache& cache, const JoinCommand& options, const st
   const std::vector<uint32_t> ids = cache.ids();
   DocumentFacts facts;
   if (!ids.empty()) facts.digest = token_digest(ids);
+  facts.state = cache.state();
   KvWriter writer(output, cache.model(), dtype, cache.layers(), std::nullopt);
   writer.clip();
   Documents documents;

@@ -27,8 +27,10 @@ Measures measures_of(const std::string& file, const DocumentList& list, size_t i
   const DocumentFacts facts = list.documents.facts_of(i);
   const std::string digest = facts.digest ? hex_of(*facts.digest) : "";
   const std::string time = facts.time > 0 ? date_text(static_cast<int64_t>(facts.time)) : "";
-  const double bits =
-      list.values[i] == 0 ? 0 : 8 * static_cast<double>(list.bytes[i]) / static_cast<double>(list.values[i]);
+  const uint64_t state = bytes_of(facts.state);
+  const double bits = list.values[i] == 0 ? 0
+                                          : 8 * static_cast<double>(list.bytes[i] - state) /
+                                                static_cast<double>(list.values[i]);
   const auto detail = [&](const char* title, bool left = true) {
     return options.details ? Table::Column{.title = title, .left = left} : Table::Column{};
   };
@@ -37,6 +39,7 @@ Measures measures_of(const std::string& file, const DocumentList& list, size_t i
           {"name", list.documents.names[i]},
           number_of("tokens", {"tokens"}, list.documents.length(i)),
           number_of("bytes", {"bytes"}, list.bytes[i]),
+          {"state_bytes", state},
           decimal("bits_per_value", detail("bits/value", false), bits, 3),
           {"digest", digest.empty() ? Json() : Json(digest)},
           {"time", time.empty() ? Json() : Json(time), detail("computed"), or_dash(time)},
@@ -52,7 +55,7 @@ std::string ls(Command& command) {
   command.describe(
       "FILE... [options]",
       "Lists the documents of kv and codes files: number, tokens, bytes (of keys and values, or of codes with what "
-      "guards them) and name. Numbers and names are what --documents of other commands takes.",
+      "guards them, and of state) and name. Numbers and names are what --documents of other commands takes.",
       "kvcodec ls codes.h5\n"
       "kvcodec ls codes.h5 --match 'wiki/*' --json | jq -r '.files[].documents[].name'");
   command.group("Input");

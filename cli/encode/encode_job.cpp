@@ -40,6 +40,7 @@ DocumentFacts continued(const CodesReader& base, const DocumentFacts& more, std:
   DocumentFacts facts = documents.facts_of(last);
   facts.time = std::max(facts.time, more.time);
   if (!more.metadata.empty()) facts.metadata = more.metadata;
+  facts.state = more.state;
   if (!facts.digest && !more.digest) return facts;
   auto all = base.tokens(documents.offsets[last], documents.length(last));
   all.insert(all.end(), ids.begin(), ids.end());

@@ -45,11 +45,12 @@ CodedCache::CodedCache(const std::string& file, const std::string& book, Engine*
 
 double CodedCache::bits_per_value() const { return document_.stored(document_.tokens()).bits_per_value(); }
 
-void CodedCache::write(OutputFile& output, std::span<const uint32_t> ids,
+void CodedCache::write(OutputFile& output, std::span<const uint32_t> ids, std::vector<StateTensor> state,
                        const Provenance& provenance) const {
   const uint64_t tokens = document_.tokens();
   CodesInfo info = reader_.info();
   DocumentFacts facts = info.documents.facts_of(number_);
+  facts.state = std::move(state);
   facts.digest.reset();
   if (!ids.empty()) facts.digest = token_digest(ids);
   Documents documents;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "cli/codecs/coding.hpp"
 #include "formats/io/output.hpp"
@@ -27,8 +28,10 @@ class CodedCache {
   double bits_per_value() const;
   std::string_view codec_name() const { return codec_.entry().name; }
 
-  /// Writes a codes file of this document with what was added to it. ids: of all its tokens; empty where they are not known.
-  void write(OutputFile& output, std::span<const uint32_t> ids, const Provenance& provenance) const;
+  /// Writes a codes file of this document with what was added to it. ids: of all its tokens; empty where they are not known. state: behind
+  /// them, of models that have one.
+  void write(OutputFile& output, std::span<const uint32_t> ids, std::vector<StateTensor> state,
+             const Provenance& provenance) const;
 
  private:
   CodesReader reader_;

@@ -73,6 +73,13 @@ JoinedCache::JoinedCache(const JoinOptions& options, const DocumentSelection& do
           source.name());
   }
   if (options.keep_bos == KeepBos::first) keep_one_bos(options.bos);
+  for (const Part& part : parts_) {
+    const interop::CacheSource& source = *sources_[part.source];
+    if ((parts_.size() > 1 || part.skipped > 0) && !source.documents().facts_of(part.document).state.empty())
+      throw bad_input(
+          "{}: document '{}' has a state of all its tokens, which cannot be joined, nor lack the first one",
+          source.name(), source.documents().names[part.document]);
+  }
   for (Part& part : parts_) {
     part.place = tokens_;
     tokens_ += part.end - part.skipped;

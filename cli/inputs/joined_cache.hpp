@@ -56,6 +56,10 @@ class JoinedCache {
   std::vector<uint32_t> ids() const;
   /// Tokens that documents left out because one first token was kept.
   uint64_t dropped() const;
+  /// The state behind the last token.
+  std::vector<StateTensor> state() const {
+    return sources_[parts_.back().source]->documents().facts_of(parts_.back().document).state;
+  }
   /// For each layer of the model, the first tokens of the result that it does not hold; empty: none.
   std::vector<uint64_t> left_out() const;
 

@@ -64,6 +64,16 @@ typedef struct kvcodec_document {
   const char* metadata; /* a JSON object of the user's; "" = none */
 } kvcodec_document;
 
+/* A tensor of a document's state: what its model goes on with beside keys and values, behind the last token, as recurrent layers keep
+ * it. type: "f32", "f16", "bf16", "f64", or u8 to u64, i32, i64. */
+typedef struct kvcodec_tensor {
+  const char* name;
+  const char* type;
+  uint32_t dims;
+  const uint64_t* shape;
+  uint64_t bytes; /* type's size times all of shape */
+} kvcodec_tensor;
+
 /* Reading: kv files (caches as they are) and codes files (caches as encoded), by name or by URL ------------------------------------ */
 
 typedef struct kvcodec_file kvcodec_file;
@@ -97,6 +107,11 @@ int kvcodec_positions(kvcodec_file* file, uint64_t document, uint64_t first, uin
 int kvcodec_decode(kvcodec_file* file, uint64_t document, int32_t layer, kvcodec_side side, uint64_t first, uint64_t count,
                    kvcodec_type type, void* out);
 
+/* *count: tensors of the document's state. */
+int kvcodec_state_count(const kvcodec_file* file, uint64_t document, uint64_t* count);
+/* What such a tensor is, and its bytes to out, unless that is NULL. Digests are verified. */
+int kvcodec_get_state(kvcodec_file* file, uint64_t document, uint64_t number, kvcodec_tensor* tensor, void* out);
+
 /* Writing: a cache in the caller's memory, to a kv file or to codes ---------------------------------------------------------------- */
 
 typedef struct kvcodec_writer kvcodec_writer;
@@ -111,6 +126,9 @@ int kvcodec_create(const char* name, int overwrite, const kvcodec_model* model, 
  * documents may begin before rows follow: if all begin before the first row, the file has no half-empty chunks. */
 int kvcodec_add(kvcodec_writer* writer, const kvcodec_document* facts, const uint32_t* ids, const uint64_t* positions,
                 const uint64_t* left_out);
+
+/* The state of the document that was added last, once for a document; bytes: of each of its tensors. */
+int kvcodec_set_state(kvcodec_writer* writer, uint64_t count, const kvcodec_tensor* tensors, const void* const* bytes);
 
 /* The next rows of a layer's side, (count, heads, dims), which must be finite: within one layer and side in the order of tokens. */
 int kvcodec_append(kvcodec_writer* writer, int32_t layer, kvcodec_side side, kvcodec_type type, uint64_t count, const void* rows);

@@ -227,6 +227,7 @@ struct kvcodec_file {
   std::optional<CodecOfFile> codec;
   std::list<Decoded> kept;
   std::string text[2];  // strings that were handed out
+  StateTensor tensor;   // likewise
 };
 
 /// A cache that is being written, and where it goes.
@@ -248,6 +249,7 @@ struct kvcodec_writer {
   std::optional<TemporaryFile> unnamed;  ///< for a cache that is only encoded
   std::optional<OutputFile> output;
   std::optional<KvWriter> writer;
+  size_t documents = 0;
 };
 
 int kvcodec_interface(void) { return KVCODEC_INTERFACE; }
@@ -350,6 +352,29 @@ int kvcodec_decode(kvcodec_file* file, uint64_t document, int32_t layer, kvcodec
   });
 }
 
+int kvcodec_state_count(const kvcodec_file* file, uint64_t document, uint64_t* count) {
+  return guarded([&] {
+    file->check_document(document);
+    given(count, "count") = file->documents().facts_of(document).state.size();
+  });
+}
+
+int kvcodec_get_state(kvcodec_file* file, uint64_t document, uint64_t number, kvcodec_tensor* tensor,
+                      void* out) {
+  return guarded([&] {
+    file->check_document(document);
+    auto state = file->documents().facts_of(document).state;
+    if (number >= state.size())
+      throw usage_error("{}: the state of document {} has {} tensors; there is no {}", file->name(), document,
+                        state.size(), number);
+    file->tensor = std::move(state[number]);
+    const StateTensor& own = file->tensor;
+    given(tensor, "tensor") = {own.name.c_str(), name_of(own.type).data(),
+                               static_cast<uint32_t>(own.shape.size()), own.shape.data(), own.bytes()};
+    if (out) std::ranges::copy(own.load(), static_cast<std::byte*>(out));
+  });
+}
+
 int kvcodec_create(const char* name, int overwrite, const kvcodec_model* model, const kvcodec_layer* layers,
                    kvcodec_type type, int with_queries, kvcodec_writer** writer) {
   return guarded([&] {
@@ -403,6 +428,26 @@ int kvcodec_add(kvcodec_writer* writer, const kvcodec_document* facts, const uin
     if (!tokens.empty()) known.digest = token_digest(tokens);
     writer->writer->add_document(text_of(own.name), tokens, {positions, own.tokens},
                                  {left_out, left_out ? as_size(writer->model.num_layers) : 0}, known);
+    ++writer->documents;
+  });
+}
+
+int kvcodec_set_state(kvcodec_writer* writer, uint64_t count, const kvcodec_tensor* tensors,
+                      const void* const* bytes) {
+  return guarded([&] {
+    if (writer->documents == 0) throw usage_error("a state is of a document, and none was added");
+    std::vector<StateTensor> state;
+    for (uint64_t i = 0; i < count; ++i) {
+      const kvcodec_tensor& own = (&given(tensors, "tensors"))[i];
+      const auto type = value_named<DType>(text_of(own.type));
+      if (!type) throw usage_error("there is no type '{}'", text_of(own.type));
+      if (own.dims > 0) given(own.shape, "shape");
+      const auto* from = static_cast<const std::byte*>((&given(bytes, "bytes"))[i]);
+      if (own.bytes > 0) given(from, "bytes of a tensor");
+      state.push_back(state_tensor(text_of(own.name), *type, {own.shape, own.shape + own.dims},
+                                   {from, from + own.bytes}));
+    }
+    writer->writer->set_state(writer->documents - 1, state);
   });
 }
 

@@ -71,7 +71,7 @@ uint64_t values_of(const CodesInfo& info) {
 
 CodesReader::Impl::Impl(const std::string& name) : file(open_file(name, "codes", type)) {
   info.model = read_model(file);
-  info.documents = read_documents(file, info.model);
+  info.documents = read_documents(file, info.model, state);
   read_attributes();
   read_layouts();
   read_totals();
@@ -477,6 +477,7 @@ Ledger CodesReader::ledger() const {
       ledger.category[static_cast<size_t>(spec.category)] += s.totals[column][i++].bytes;
   ledger.index_bytes = s.footer_bytes() + s.table_bytes();
   for (const StreamTotal& total : s.totals[s.index_column()]) ledger.index_bytes += total.bytes;
+  ledger.state_bytes = state_bytes(s.file);
   if (s.file.has(kBookPath))
     for (const std::string& name : s.file.texts(kBookPath, "arrays"))
       ledger.embedded_book_bytes += s.file.dataset(kBookPath + ("/" + name)).size_bytes();

@@ -73,6 +73,7 @@ struct Ledger {
   uint64_t values = 0;             ///< numbers encoded: all that the cache stores in these layers
   std::vector<uint64_t> category;  ///< bytes per Category, in the order of kCategories
   uint64_t index_bytes = 0;  ///< tokens, positions, document names and offsets, tables and footers of parts
+  uint64_t state_bytes = 0;  ///< of documents' states
   uint64_t embedded_book_bytes = 0;
   uint64_t file_bytes = 0;        ///< size of the file; what is in none of the lines above is file overhead
   uint64_t stored_bytes() const;  ///< all categories together: what the codec itself stores

@@ -232,6 +232,7 @@ struct StreamTotal {
 struct CodesReader::Impl {
   FileType type;
   h5::File file;
+  StateData state;
   CodesInfo info;
   std::optional<h5::Dataset> data, parts;
   std::vector<SideLayout> layouts;               // the distinct ones
@@ -309,6 +310,9 @@ class CodesFile {
   /// Writes token ids, if the layout has them, and positions of a document.
   void write_index(size_t document, std::span<const uint32_t> tokens, std::span<const uint64_t> positions);
 
+  /// Writes the state of a document.
+  void write_state(size_t document, const DocumentFacts& facts) { state_.put(document, facts.state); }
+
   void embed(const Book& book) { ledger_.embedded_book_bytes = write_book_at(file_, kBookPath, book, false); }
   void finish(const Provenance& provenance);
 
@@ -337,6 +341,7 @@ class CodesFile {
   std::vector<PartPlace> places_;  // row by row
   std::vector<std::vector<StreamTotal>> totals_;
   Ledger ledger_;
+  StateWriter state_;
   std::vector<std::byte> block_;
 };
 

@@ -19,7 +19,9 @@ CodesFile::CodesFile(const OutputFile& output, const CodesInfo& info, std::vecto
       before_(before),
       data_(open_data()),
       parts_(data_),
-      places_((info.documents.count() + 1) * layouts.size()) {
+      places_((info.documents.count() + 1) * layouts.size()),
+      state_(before ? StateWriter(file_, before->impl().state, before->info().documents)
+                    : StateWriter(file_)) {
   for (Layout& layout : layouts) {
     totals_.emplace_back(layout.size());
     columns_.emplace_back(std::move(layout));
@@ -111,6 +113,7 @@ void CodesFile::finish(const Provenance& provenance) {
   data_.finish();
   write_tables();
   ledger_.index_bytes += write_documents(file_, info_.documents, info_.model);
+  ledger_.state_bytes = state_.finish(info_.documents.count());
   write_model(file_, info_.model);
   file_.set_text(kRoot, "codec", info_.codec);
   write_record(file_, kRoot, "parameters", info_.parameters);
@@ -216,6 +219,7 @@ Record CodesFile::ledger_record() const {
   for (const Category category : kCategories)
     record.set(name_of(category), static_cast<int64_t>(bytes[static_cast<size_t>(category)]));
   record.set("index", static_cast<int64_t>(index));
+  if (ledger_.state_bytes > 0) record.set("state", static_cast<int64_t>(ledger_.state_bytes));
   record.set("embedded_book", static_cast<int64_t>(ledger_.embedded_book_bytes));
   return record;
 }
@@ -355,6 +359,7 @@ struct CodesWriter::Impl {
                        index.tokens ? std::span<const uint32_t>(*index.tokens).subspan(begin, length)
                                     : std::span<const uint32_t>(),
                        std::span(index.positions).subspan(begin, length));
+      file.write_state(d, info.documents.facts_of(d));
     }
   }
 

@@ -363,6 +363,7 @@ void copy_codes(const CopiedFiles<CodesReader>& files, OutputFile& output, const
       const uint64_t first = documents.offsets[number], count = documents.length(number);
       target.write_index(document, s.has_tokens() ? codes.tokens(first, count) : std::vector<uint32_t>(),
                          codes.positions(first, count));
+      target.write_state(document, documents.facts_of(number));
       ++document;
       for (uint64_t column = 0; column < s.index_column(); ++column)
         target.copy({document, column}, *s.part({number + 1, column}));
@@ -380,7 +381,7 @@ DocumentList list_documents(const KvReader& kv) {
     for (const int layer : kv.layers())
       values += list.documents.held(layer, i) * kv.model().layer_shape(layer).width();
     list.values.push_back(values);
-    list.bytes.push_back(values * size_of(kv.dtype()));
+    list.bytes.push_back(values * size_of(kv.dtype()) + bytes_of(list.documents.facts_of(i).state));
   }
   list.file_bytes = kv.file_bytes();
   list.needed_bytes = kv.data_bytes();
@@ -399,6 +400,8 @@ DocumentList list_documents(const CodesReader& codes) {
   }
   list.file_bytes = s.file.size();
   list.needed_bytes = std::accumulate(list.bytes.begin(), list.bytes.end(), s.table_bytes());
+  list.needed_bytes += state_bytes(s.file);
+  for (size_t i = 0; i < list.bytes.size(); ++i) list.bytes[i] += bytes_of(list.documents.facts_of(i).state);
   if (s.file.has(kBookPath)) list.needed_bytes += s.info.book_bytes;
   const auto fault = bad_input_of([&] {
     for (uint64_t column = 0; column < s.index_column(); ++column)
@@ -444,6 +447,7 @@ void DocumentSource::check(
     const uint64_t first = list_.documents.offsets[number], count = list_.documents.length(number);
     if (reader.has_tokens()) (void)reader.tokens(first, count);
     (void)reader.positions(first, count);
+    for (const StateTensor& tensor : list_.documents.facts_of(number).state) (void)tensor.load();
   };
   for (const size_t number : numbers)
     checked(number, bad_input_of([&] {
@@ -490,6 +494,7 @@ RepackResult repack_indices(const CodesReader& input, OutputFile& output, bool p
         file.write({row, column}, part->rows(), std::bind_front(&Part::read, part.get()));
     }
   }
+  for (size_t i = 0; i < info.documents.count(); ++i) file.write_state(i, info.documents.facts_of(i));
   if (const auto book = input.embedded_book()) file.embed(*book);
   file.finish(provenance);
   RepackResult result;

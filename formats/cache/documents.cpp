@@ -33,22 +33,6 @@ std::vector<std::vector<uint64_t>> read_left_out(const h5::File& file, const Doc
 constexpr char kDigest[] = "/documents/digest", kTime[] = "/documents/time",
                kMetadata[] = "/documents/metadata", kMetadataEnd[] = "/documents/metadata_end";
 
-TextList read_metadata(const h5::File& file, size_t documents) {
-  const h5::Dataset text = file.dataset(kMetadata),
-                    ends_dataset = open_dataset(file, kMetadataEnd, DType::u64, {documents});
-  text.expect(DType::u8, {&text.shape().front(), 1});
-  std::string all(text.rows(), '\0');
-  text.read(0, text.rows(), std::as_writable_bytes(std::span(all)));
-  std::vector<uint64_t> ends = ends_dataset.integers(0, documents, all.size());
-  const auto fall = std::ranges::adjacent_find(ends, std::greater());
-  if (fall != ends.end())
-    throw ends_dataset.error("falls from {} to {} before document {}; ends never fall", fall[0], fall[1],
-                             fall - ends.begin() + 1);
-  if (const uint64_t end = ends.empty() ? 0 : ends.back(); end != all.size())
-    throw ends_dataset.error("ends with {}; {} has {} bytes", end, kMetadata, all.size());
-  return {std::move(all), std::move(ends)};
-}
-
 FactsTable read_facts(const h5::File& file, size_t documents) {
   FactsTable facts;
   if (file.has(kDigest))
@@ -56,7 +40,7 @@ FactsTable read_facts(const h5::File& file, size_t documents) {
                         .read_as<Digest128>(0, documents);
   if (file.has(kTime))
     facts.times = open_dataset(file, kTime, DType::u64, {documents}).integers(0, documents, kMaxNumber);
-  if (file.has(kMetadata)) facts.metadata = read_metadata(file, documents);
+  if (file.has(kMetadata)) facts.metadata = read_document_texts(file, {kMetadata, kMetadataEnd}, documents);
   return facts;
 }
 
@@ -67,10 +51,9 @@ uint64_t write_facts(h5::File& file, const FactsTable& facts) {
         write_dataset(file, kDigest, DType::u8, std::as_bytes(std::span(facts.digests)), {sizeof(Digest128)});
   if (std::ranges::any_of(facts.times, [](uint64_t time) { return time > 0; }))
     bytes += write_dataset<uint64_t>(file, kTime, DType::u64, facts.times);
-  const std::string& metadata = facts.metadata.bytes();
-  if (metadata.empty()) return bytes;
-  bytes += write_dataset<char>(file, kMetadata, DType::u8, metadata);
-  return bytes + write_dataset<uint64_t>(file, kMetadataEnd, DType::u64, facts.metadata.ends());
+  return facts.metadata.bytes().empty()
+             ? bytes
+             : bytes + write_document_texts(file, {kMetadata, kMetadataEnd}, facts.metadata);
 }
 
 }  // namespace
@@ -94,6 +77,7 @@ DocumentFacts FactsTable::of(size_t i) const {
   if (!digests.empty() && digests[i] != Digest128{}) facts.digest = digests[i];
   if (!metadata.empty()) facts.metadata = metadata[i];
   if (!times.empty()) facts.time = times[i];
+  if (!states.empty()) facts.state = states[i];
   return facts;
 }
 
@@ -106,6 +90,7 @@ void FactsTable::add(size_t count, const DocumentFacts& facts) {
   put(digests, facts.digest.has_value(), facts.digest.value_or(Digest128{}));
   put(times, facts.time > 0, facts.time);
   put(metadata, !facts.metadata.empty(), facts.metadata);
+  put(states, !facts.state.empty(), facts.state);
 }
 
 void Documents::add(std::string_view name, uint64_t length, std::span<const uint64_t> left_out_of_layers,
@@ -126,8 +111,29 @@ void Documents::extend_last(uint64_t length, const DocumentFacts& known) {
   const auto cut = [&](auto& column) {
     if (!column.empty()) column.resize(count() - 1);
   };
-  cut(facts.digests), cut(facts.times), cut(facts.metadata);
+  cut(facts.digests), cut(facts.times), cut(facts.metadata), cut(facts.states);
   facts.add(count() - 1, known);
+}
+
+TextList read_document_texts(const h5::File& file, const TextPaths& paths, size_t documents) {
+  const h5::Dataset text = file.dataset(paths.text),
+                    ends_dataset = open_dataset(file, paths.ends, DType::u64, {documents});
+  text.expect(DType::u8, {&text.shape().front(), 1});
+  std::string all(text.rows(), '\0');
+  text.read(0, text.rows(), std::as_writable_bytes(std::span(all)));
+  std::vector<uint64_t> ends = ends_dataset.integers(0, documents, all.size());
+  const auto fall = std::ranges::adjacent_find(ends, std::greater());
+  if (fall != ends.end())
+    throw ends_dataset.error("falls from {} to {} before document {}; ends never fall", fall[0], fall[1],
+                             fall - ends.begin() + 1);
+  if (const uint64_t end = ends.empty() ? 0 : ends.back(); end != all.size())
+    throw ends_dataset.error("ends with {}; {} has {} bytes", end, paths.text, all.size());
+  return {std::move(all), std::move(ends)};
+}
+
+uint64_t write_document_texts(h5::File& file, const TextPaths& paths, const TextList& texts) {
+  return write_dataset<char>(file, paths.text, DType::u8, texts.bytes()) +
+         write_dataset<uint64_t>(file, paths.ends, DType::u64, texts.ends());
 }
 
 Documents read_documents(const h5::File& file) {
@@ -175,10 +181,11 @@ void check_positions(const h5::Dataset& positions, const Documents& documents) {
   }
 }
 
-Documents read_documents(const h5::File& file, const ModelInfo& model) {
+Documents read_documents(const h5::File& file, const ModelInfo& model, StateData& state) {
   Documents documents = read_documents(file);
   if (file.has(kLeftOut)) documents.left_out = read_left_out(file, documents, model);
   documents.facts = read_facts(file, documents.count());
+  documents.facts.states = read_states(file, documents.count(), state);
   return documents;
 }
 

@@ -1,7 +1,9 @@
 // Root attributes that every kvcodec file carries (FORMAT.md, "Every file").
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +13,7 @@
 
 #include "lib/codec/group_shape.hpp"
 #include "lib/core/digest.hpp"
+#include "lib/core/dtype.hpp"
 #include "lib/core/text_list.hpp"
 
 namespace kvcodec {
@@ -79,11 +82,31 @@ void check_same_weights(const std::string& name, const ModelInfo& model, const s
 void check_same_model(const std::string& name, const ModelInfo& model, const std::string& other_name,
                       const ModelInfo& other);
 
+/// A tensor of a document's state: what a model goes on with, behind the last token, beside keys and values (FORMAT.md, "State"). Its
+/// numbers mean nothing here.
+struct StateTensor {
+  std::string name;
+  DType type = DType::f32;
+  std::vector<uint64_t> shape = {};
+  Digest128 digest = {};  ///< of its bytes
+  /// Its bytes, row-major and little-endian; of a file that is open. Throws Error(bad_input) if they are damaged.
+  std::function<std::vector<std::byte>()> load = {};
+  uint64_t begin = 0;  ///< in that file's /state/data
+
+  uint64_t bytes() const;
+  bool operator==(const StateTensor& other) const;  ///< by name, type, shape and digest
+};
+/// A tensor in memory. Throws Error(usage) for a name that files do not hold, and for bytes that the shape does not have.
+StateTensor state_tensor(std::string name, DType type, std::vector<uint64_t> shape,
+                         std::vector<std::byte> bytes);
+uint64_t bytes_of(std::span<const StateTensor> state);
+
 /// Facts about a document besides its tokens.
 struct DocumentFacts {
   std::optional<Digest128> digest;  ///< of its token ids: token_digest()
   std::string metadata;             ///< a JSON object of the user's; empty = none
   uint64_t time = 0;                ///< when its cache was computed, in seconds since 1970; 0 = unknown
+  std::vector<StateTensor> state = {};
   bool operator==(const DocumentFacts&) const = default;
 };
 
@@ -93,8 +116,9 @@ class FactsTable {
   std::vector<Digest128> digests;  ///< zeros: unknown
   std::vector<uint64_t> times;     ///< 0: unknown
   TextList metadata;               ///< "": none
+  std::vector<std::vector<StateTensor>> states;
 
-  bool empty() const { return digests.empty() && times.empty() && metadata.empty(); }
+  bool empty() const { return digests.empty() && times.empty() && metadata.empty() && states.empty(); }
   DocumentFacts of(size_t i) const;
   /// Adds facts of the document that follows `count` others.
   void add(size_t count, const DocumentFacts& facts);

@@ -4,6 +4,7 @@
 #include <functional>
 #include <initializer_list>
 #include <limits>
+#include <memory>
 
 #include "formats/cache/header.hpp"
 #include "formats/hdf5/hdf5.hpp"
@@ -41,8 +42,44 @@ void check_rising(const Documents& documents, uint64_t first, std::span<const ui
                   std::optional<uint64_t> before, const std::string& where);
 /// The same check for a whole dataset, which has as many rows as the documents have tokens.
 void check_positions(const h5::Dataset& positions, const Documents& documents);
+/// Paths of two datasets that hold a text for each document: all of them one behind the other, and where each ends.
+struct TextPaths {
+  const char *text, *ends;
+};
+TextList read_document_texts(const h5::File& file, const TextPaths& paths, size_t documents);
+uint64_t write_document_texts(h5::File& file, const TextPaths& paths,
+                              const TextList& texts);  ///< returns its bytes
+
+/// The bytes of all documents' state in an open file; nullptr if there are none. Tensors load theirs as long as it lives.
+using StateData = std::shared_ptr<const h5::Dataset>;
+/// Checks all that is said of tensors, but not their bytes.
+std::vector<std::vector<StateTensor>> read_states(const h5::File& file, size_t documents, StateData& data);
+/// Bytes of the datasets of state.
+uint64_t state_bytes(const h5::File& file);
+
+/// Writes states as they come. Holds the bytes of one tensor.
+class StateWriter {
+ public:
+  /// For a file that is changed in place: its state before, and its documents.
+  StateWriter(h5::File file, StateData before, const Documents& documents);
+  explicit StateWriter(h5::File file) : file_(std::move(file)) {}
+
+  /// Writes the state of a document; one that it had before counts for nothing.
+  void put(size_t document, std::span<const StateTensor> state);
+  /// Returns the bytes of the datasets. documents: how many the file has.
+  uint64_t finish(size_t documents);
+
+ private:
+  void open();
+
+  h5::File file_;
+  StateData before_ = {};
+  std::optional<h5::DatasetWriter> data_ = {};
+  std::vector<std::string> texts_ = {};  // of /state/tensors
+};
+
 /// Documents of a kv or codes file, including the tokens that layers leave out and the facts about documents.
-Documents read_documents(const h5::File& file, const ModelInfo& model);
+Documents read_documents(const h5::File& file, const ModelInfo& model, StateData& state);
 /// Writes names and offsets, the only data about documents in files of other types. Returns the bytes written.
 uint64_t write_documents(h5::File& file, const Documents& documents);
 /// The same for a kv or codes file.

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "formats/cache/header_io.hpp"
 #include "lib/codec/document_view.hpp"
@@ -137,7 +138,7 @@ void append_floats(h5::DatasetWriter& writer, DType type, int head_dim, MatrixVi
 
 KvReader::KvReader(const std::string& name) : file_(open_file(name, "kv", type_)) {
   model_ = read_model(file_);
-  documents_ = read_documents(file_, model_);
+  documents_ = read_documents(file_, model_, state_);
   const uint64_t total = documents_.tokens();
   if (file_.has("/tokens")) tokens_ = open_column(file_, "/tokens", total);
   positions_ = open_column(file_, "/positions", total);
@@ -220,8 +221,10 @@ uint64_t KvReader::moved(Side side, int layer, uint64_t first, uint64_t number) 
   return left_out_before_.at(layer)[document + 1];
 }
 
+uint64_t KvReader::state_bytes() const { return kvcodec::state_bytes(file_); }
+
 uint64_t KvReader::data_bytes() const {
-  uint64_t bytes = documents_bytes(file_) + positions_->size_bytes();
+  uint64_t bytes = documents_bytes(file_) + state_bytes() + positions_->size_bytes();
   for (const auto* dataset : {&tokens_, &query_position_})
     if (*dataset) bytes += (*dataset)->size_bytes();
   for (const ByLayer* datasets : {&sides_[0], &sides_[1], &queries_})
@@ -309,6 +312,7 @@ struct KvWriter::Impl {
   std::map<int, h5::DatasetWriter> sides[2];
   std::map<int, h5::DatasetWriter> query;
   std::map<int, std::vector<uint64_t>> query_rows;
+  StateWriter state;
 
   Impl(OutputFile& output, const ModelInfo& info, DType type, std::vector<int> wanted,
        std::optional<DType> queries)
@@ -317,7 +321,8 @@ struct KvWriter::Impl {
         dtype(type),
         layers(std::move(wanted)),
         query_dtype(queries),
-        left_out(static_cast<size_t>(std::max(info.num_layers, 0))) {
+        left_out(static_cast<size_t>(std::max(info.num_layers, 0))),
+        state(file) {
     for (const DType one : {dtype, query_dtype.value_or(dtype)})
       if (!is_stored_type(one)) throw usage_error("a kv file holds bf16, f16 or f32, not {}", name_of(one));
     if (!std::is_sorted(layers.begin(), layers.end()) || layers.empty() || layers.front() < 0 ||
@@ -336,7 +341,8 @@ struct KvWriter::Impl {
         query_dtype(there.query_dtype()),
         documents(there.documents()),
         expected(documents),
-        positions(there.positions(0, documents.tokens())) {
+        positions(there.positions(0, documents.tokens())),
+        state(file, there.state_, documents) {
     for (int layer = 0; layer < model.num_layers; ++layer)
       left_out.push_back(documents.tokens() - documents.held(layer));
     if (query_dtype) take_over_queries();
@@ -460,8 +466,14 @@ void KvWriter::add_document(std::string_view name, std::span<const uint32_t> tok
   check_rising(own, 0, positions, {}, s.file.name());
   if (!tokens.empty()) s.tokens_writer().append_values(tokens);
   s.positions.insert(s.positions.end(), positions.begin(), positions.end());
-  s.documents.add(name, positions.size(), left_out, facts);
+  DocumentFacts kept = facts;
+  s.state.put(s.documents.count(), std::exchange(kept.state, {}));
+  s.documents.add(name, positions.size(), left_out, kept);
   for (size_t layer = 0; layer < left_out.size(); ++layer) s.left_out[layer] += left_out[layer];
+}
+
+void KvWriter::set_state(size_t document, std::span<const StateTensor> state) {
+  impl_->state.put(document, state);
 }
 
 void KvWriter::append(Side side, int layer, MatrixView<const float> rows) {
@@ -524,6 +536,7 @@ void KvWriter::finish(const Provenance& provenance) {
     h5::DatasetWriter(s.file, "/tokens", DType::u32, {}).finish();
   write_positions(s.file, "/positions", s.positions);
   write_documents(s.file, s.documents, s.model);
+  s.state.finish(s.documents.count());
   write_model(s.file, s.model);
   write_file_type(s.file, "kv", provenance);
   s.file.close();

@@ -30,6 +30,8 @@ class KvReader {
   DType dtype() const { return dtype_; }                      ///< of keys and values: bf16, f16 or f32
   const std::vector<int>& layers() const { return layers_; }  ///< whose keys and values are there, ascending
   bool has_tokens() const { return tokens_.has_value(); }
+  /// Bytes of all documents' state.
+  uint64_t state_bytes() const;
   uint64_t file_bytes() const { return file_.size(); }
   uint64_t data_bytes() const;  ///< of the rows of all datasets
 
@@ -76,6 +78,7 @@ class KvReader {
   FileType type_;
   h5::File file_;
   ModelInfo model_;
+  std::shared_ptr<const h5::Dataset> state_;
   Documents documents_;
   DType dtype_ = DType::bf16;
   std::vector<int> layers_, query_layers_;
@@ -116,6 +119,9 @@ class KvWriter {
   void add_document(std::string_view name, std::span<const uint32_t> tokens,
                     std::span<const uint64_t> positions, std::span<const uint64_t> left_out = {},
                     const DocumentFacts& facts = {});
+
+  /// Writes the state of the document with that number, among all of the file, if add_document() had none among its facts.
+  void set_state(size_t document, std::span<const StateTensor> state);
 
   /// Appends rows (n, heads * stored_dim) of the layer's shape, rounded to their type. Throws Error(bad_input) for
   /// values that are not finite, before or after rounding (but see clip()).

@@ -42,6 +42,7 @@ struct ForeignDocument {
   std::vector<uint32_t> tokens = {};     ///< ids; empty if they are not known
   std::vector<uint64_t> positions = {};  ///< one per token, rising
   std::map<int, ForeignLayer> layers = {};
+  std::vector<StateTensor> state = {};
 };
 
 /// The description of a cache; its rows are read from the mapped files on request.
@@ -136,6 +137,7 @@ struct ForeignFormat {
   /// options on the command line.
   std::vector<std::string_view> import_options = {}, export_options = {};
   bool writes_folder = false;  ///< the output is a folder of files
+  bool writes_state = false;   ///< beside keys and values
   PairRule pairs = PairRule::halves;
 
   bool recognises(const std::string& file) const;  ///< whether the file certainly has this format

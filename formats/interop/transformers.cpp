@@ -93,6 +93,76 @@ std::vector<std::string> names_in(const TensorFile& file, uint64_t documents) {
   return names;
 }
 
+// State of layers without keys and values: layers.3.conv_states.0 and layers.3.recurrent_states.0 of a LinearAttentionLayer, with the
+// batch before the shape of the document's tensor.
+
+constexpr std::pair<const char*, DType> kStateTypes[] = {
+    {"F32", DType::f32}, {"F16", DType::f16}, {"BF16", DType::bf16}, {"F64", DType::f64},
+    {"U8", DType::u8},   {"I32", DType::i32}, {"I64", DType::i64},   {"U16", DType::u16},
+    {"U32", DType::u32}, {"U64", DType::u64}};
+
+/// True for names of the form layers.N.….
+bool is_of_layer(std::string_view name) {
+  constexpr std::string_view kPrefix = "layers.";
+  if (!name.starts_with(kPrefix)) return false;
+  name.remove_prefix(kPrefix.size());
+  const size_t digits = name.find_first_not_of("0123456789");
+  return digits > 0 && digits < name.size() && name[digits] == '.';
+}
+
+/// The state of document i of a batch of that many.
+std::vector<StateTensor> state_of(const TensorFile& file, uint64_t i, uint64_t documents) {
+  std::vector<StateTensor> state;
+  for (const std::string& name : file->names()) {
+    if (!is_of_layer(name) || layer_name(name)) continue;
+    const auto& tensor = file.need(name);
+    const auto type = std::ranges::find(kStateTypes, tensor.dtype, [](const auto& row) { return row.first; });
+    if (type == std::end(kStateTypes) || tensor.shape.empty() || tensor.shape[0] != documents)
+      throw bad_input(
+          "{}: is {} of [{}]; the state of {} documents has elements of F32, F16, BF16 and such, and "
+          "that many rows",
+          tensor.origin, tensor.dtype, fmt::join(tensor.shape, ", "), documents);
+    const size_t bytes = tensor.bytes.size() / documents;
+    const auto own = tensor.bytes.subspan(i * bytes, bytes);
+    state.push_back({.name = name,
+                     .type = type->second,
+                     .shape = {tensor.shape.begin() + 1, tensor.shape.end()},
+                     .digest = digest_of(own),
+                     .load = [from = file.bytes_of(tensor), own] {
+                       return std::vector<std::byte>(own.begin(), own.end());
+                     }});
+  }
+  return state;
+}
+
+/// The tensors of state of the job's documents, which are the same of all, and their numbers in the plan. Adds a note on tensors that
+/// are not a layer's.
+std::vector<std::pair<StateTensor, size_t>> plan_state(const CacheSource& source, const ExportJob& job,
+                                                       TensorPlan& plan, std::vector<std::string>& notes) {
+  std::vector<std::pair<StateTensor, size_t>> tensors;
+  const Documents& documents = source.documents();
+  const auto first = documents.facts_of(job.documents.front()).state;
+  for (const size_t document : job.documents)
+    if (!std::ranges::equal(documents.facts_of(document).state, first,
+                            [](const StateTensor& a, const StateTensor& b) {
+                              return a.name == b.name && a.type == b.type && a.shape == b.shape;
+                            }))
+      throw usage_error("{}: documents '{}' and '{}' have other tensors of state; export them apart",
+                        source.name(), documents.names[job.documents.front()], documents.names[document]);
+  for (const StateTensor& tensor : first) {
+    if (!is_of_layer(tensor.name) || layer_name(tensor.name)) continue;
+    const auto type = std::ranges::find(kStateTypes, tensor.type, [](const auto& row) { return row.second; });
+    std::vector<uint64_t> shape = {job.documents.size()};
+    shape.insert(shape.end(), tensor.shape.begin(), tensor.shape.end());
+    tensors.emplace_back(tensor, plan.add(tensor.name, type->first, shape, size_of(tensor.type)));
+  }
+  if (const size_t others = first.size() - tensors.size(); others > 0)
+    notes.push_back(
+        fmt::format("{} tensors of each document's state, such as {}, are no layer's and left out", others,
+                    first.back().name));
+  return tensors;
+}
+
 /// Reads the file's data about its model, unless --model is given, and about its keys.
 void read_model(const TensorFile& file, const ImportOptions& options, ForeignCache& cache) {
   ModelInfo& model = cache.model;
@@ -167,6 +237,7 @@ ForeignCache open_one(const std::string& name, const ImportOptions& options) {
         own.sides[s] = reader_of(sides[s]->bytes, plane);
       }
     }
+    document.state = state_of(file, i, documents);
     cache.documents.push_back(std::move(document));
   }
   return cache;
@@ -219,6 +290,8 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
   }
   if (std::ranges::any_of(last_tokens, [](uint64_t n) { return n > 0; }))
     plan.set("layer_last_tokens", nlohmann::json(last_tokens).dump());
+  std::vector<std::string> notes;
+  const auto states = plan_state(source, job, plan, notes);
   std::map<std::string, size_t> tables;
   for (const char* name : {kIds, kMask, kPositions})
     if (name != kIds || source.has_tokens())
@@ -244,7 +317,15 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
     put(kMask, std::vector<int64_t>(documents.length(job.documents[i]), 1));
     put(kPositions, source.positions(job.documents[i]));
   }
-  return finish(file, job);
+  for (const auto& [tensor, number] : states)
+    for (size_t i = 0; i < count; ++i) {
+      const auto state = documents.facts_of(job.documents[i]).state;
+      const auto own = std::ranges::find(state, tensor.name, &StateTensor::name);
+      file.write(plan.begin(number) + i * tensor.bytes(), own->load());
+    }
+  ExportResult result = finish(file, job);
+  result.notes = std::move(notes);
+  return result;
 }
 
 }  // namespace
@@ -263,7 +344,8 @@ ForeignFormat transformers_format() {
                 return joined(files, [&](const std::string& file) { return open_one(file, options); });
               },
           .write = write_transformers,
-          .export_options = {"type"}};
+          .export_options = {"type"},
+          .writes_state = true};
 }
 
 }  // namespace kvcodec::interop

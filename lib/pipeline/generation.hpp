@@ -44,6 +44,8 @@ class GrowingDocument {
   size_t tokens() const { return tokens_; }
   /// Keys, after the rotary embedding, and values of these tokens and, behind them, of more that come; behind codes of those read last.
   LayerRows& rows() { return rows_; }
+  /// The states behind these tokens of layers without keys and values, one for each layer of the model, or empty if it has none such.
+  std::vector<std::vector<float>>& states() { return states_; }
   /// Makes it have so many tokens, at most `room`, with those rows; the caller fills rows of new ones. Not behind codes.
   void start(size_t tokens);
 

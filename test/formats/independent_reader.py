@@ -197,6 +197,32 @@ class File:
         return sorted(int(name) for name in self.file["/layers"] if name.isdigit())
 
 
+STATE = ("/state/data", "/state/tensors", "/state/tensors_end")
+
+
+def check_state(file):
+    """Tensors of documents: places, shapes and digests."""
+    if STATE[0] not in file.file:
+        return
+    data, texts, ends = (file.file[name][:] for name in STATE)
+    require(data.dtype == texts.dtype == np.uint8 and ends.dtype == np.uint64, "types of state")
+    ends = [0, *map(int, ends)]
+    require(len(ends) == len(file.names_and_offsets()[1]) and ends == sorted(ends) and ends[-1] == len(texts), STATE[2])
+    places = []
+    for first, end in zip(ends, ends[1:]):
+        for name, tensor in json.loads(texts[first:end].tobytes() or b"{}").items():
+            require(0 < len(name) <= 200 and all(c.isascii() and (c.isalnum() or c in "_-.") for c in name), f"name {name}")
+            require(set(tensor) == {"type", "shape", "begin", "digest"} and len(tensor["shape"]) <= 32, f"{name}: {tensor}")
+            size = {"f16": 2, "bf16": 2}.get(tensor["type"]) or np.dtype(TYPES[tensor["type"]]).itemsize
+            begin, size = tensor["begin"], size * int(np.prod(tensor["shape"], dtype="i8"))
+            require(begin + size <= len(data), f"{name}: lies outside")
+            require(xxh3_128(data[begin:begin + size].tobytes()) == tensor["digest"], f"{name}: digest")
+            places += [(begin, begin + size)] if size else []
+    places.sort()
+    require(all(a[1] <= b[0] for a, b in zip(places, places[1:])), "tensors overlap")
+    require(places, "there is no state")
+
+
 def check_kv(kv):
     _, offset = kv.documents()
     total = int(offset[-1])
@@ -511,6 +537,8 @@ class Codes(File):
         counted["index"] += sum(size(self.file[name]) for name in tables)
         counted["embedded_book"] = sum(size(self.file["/book/" + text(n)]) for n in self.file["/book"].attrs["arrays"]) \
             if "/book" in self.file else 0
+        if STATE[0] in self.file:
+            counted["state"] = sum(size(self.file[name]) for name in STATE)
         counted["values"] = sum(
             len(self.members[layer]) * int(self.held(layer).sum()) * self.stored(layer, own)[0] * self.stored(layer, own)[1]
             for layer, side in self.sides() for own in (("key", "value") if side == "both" else (side,)))
@@ -1710,6 +1738,8 @@ def part(whole_path, part_path):
 
 def check(path):
     file = File(path)
+    if file.type in ("kv", "codes"):
+        check_state(file)
     if file.type == "kv":
         check_kv(file)
     elif file.type in BOOKS:

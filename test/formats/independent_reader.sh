@@ -129,6 +129,11 @@ files() {
   # Layers of several shapes, one that uses another's keys and values, one without, and values in keys.
   make_shaped --queries 5
   reader check shaped.h5
+  # State of recurrent layers, and one that was replaced in place.
+  echo "1 2 3 4 5 6 7 8 9 10 11 12" >ids
+  run dump-kv --model "$here/../golden/model/qwen3_5-1" --tokens ids -o recurrent.h5
+  run encode recurrent.h5 --codec q4 -o recurrent-codes.h5
+  reader check recurrent.h5 recurrent-codes.h5
   make_partial --queries 5
   run encode partial.h5 --codec kivi --window 8 -o partial-codes.h5
   run decode partial-codes.h5 -o partial-all.h5

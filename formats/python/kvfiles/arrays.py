@@ -47,6 +47,25 @@ def pieces(array, first, last):
         yield rows_of(array[:, begin:min(begin + step, last)])
 
 
+def state_of(array):
+    """(type, NumPy array without gaps) of a tensor of state; of bf16 the bits."""
+    name = str(array.dtype).rpartition(".")[2]
+    kind = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int32": "i32", "int64": "i64", "uint8": "u8"}.get(name)
+    require(kind is not None, f"state of the type {array.dtype} cannot be stored")
+    if is_tensor(array):
+        import torch
+        array = array.detach().cpu().contiguous()
+        array = (array.view(torch.int16) if kind == "bf16" else array).numpy()
+    return kind, np.ascontiguousarray(array.view(np.uint16) if kind == "bf16" else array)
+
+
+def tensor_of_state(kind, array, device):
+    """The inverse: a tensor of torch, with a batch of one before its shape."""
+    import torch
+    tensor = torch.from_numpy(array.view(np.int16) if kind == "bf16" else array)
+    return (tensor.view(torch.bfloat16) if kind == "bf16" else tensor).unsqueeze(0).to(device=device)
+
+
 def whole_numbers(values, what, limit):
     """An array of integers from 0 to limit - 1."""
     if is_tensor(values):

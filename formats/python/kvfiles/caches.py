@@ -9,6 +9,9 @@ _KEYS_AND_VALUES = {"layers", "keys", "values", "key_cache", "value_cache", "_qu
                     "_sliding_window_tensor",
                     "_pending_beam_idx"}
 
+# Attributes of layers of linear attention: dicts of tensors.
+_STATES = ("conv_states", "recurrent_states")
+
 
 class Layer(NamedTuple):
     """keys, values: [batch, heads, tokens, dimensions]; the first `kept` of these tokens count, and are the last ones that it has seen."""
@@ -19,10 +22,12 @@ class Layer(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """layers: a Layer, or None where a layer has no keys and values of its own. tokens: how many the cache has seen."""
+    """layers: a Layer, or None where a layer has no keys and values of its own. tokens: how many the cache has seen. state: arrays
+    [batch, ...] by name (layers.0.conv_states.0), of layers that go on with more than keys and values."""
     layers: list
     batch: int
     tokens: int
+    state: dict
 
 
 def read_cache(cache):
@@ -45,21 +50,38 @@ def read_cache(cache):
     for number, layer in held:
         require(layer.keys.shape[0] == batch, f"layer {number} holds {layer.keys.shape[0]} documents; layer {first} holds {batch}")
         require(layer.seen in (None, tokens), f"layer {number} has seen {layer.seen} tokens, and another one {tokens}")
-    return Cache(layers, batch, tokens)
+    state = _state_of(cache)
+    for name, array in state.items():
+        require(array.shape[0] == batch, f"{name} has the shape {tuple(array.shape)}; layer {first} holds {batch} documents")
+    return Cache(layers, batch, tokens, state)
+
+
+def _state_of(cache):
+    """Convolutions and recurrent states of layers of linear attention."""
+    found = {}
+    for number, layer in enumerate(getattr(cache, "layers", [])):
+        require(not (getattr(layer, "record_past", False) and _holds_numbers(getattr(layer, "conv_states", None))),
+                f"layer {number} records its past; crop the cache first")
+        for name in _STATES:
+            for index, array in (getattr(layer, name, None) or {}).items():
+                if array is not None:
+                    found[f"layers.{number}.{name}.{index}"] = array
+    return found
 
 
 def _refuse_state(cache):
-    """Refuses caches that hold more than keys and values: recurrent states, convolutions, keys of an index."""
+    """Refuses caches that hold more than keys, values and the states that _state_of() finds: keys of an index."""
     found = {}
     for number, thing in [(None, cache), *enumerate(getattr(cache, "layers", []))]:
         for name, value in getattr(thing, "__dict__", {}).items():
-            if name not in _KEYS_AND_VALUES and _holds_numbers(value):
+            stored = number is not None and name in _STATES and isinstance(value, dict)
+            if name not in _KEYS_AND_VALUES and not stored and _holds_numbers(value):
                 found.setdefault(name, []).extend(_numbers_with_state(value) if number is None else [number])
     if found:
         numbers = sorted({number for some in found.values() for number in some})
         whose = f"layers {', '.join(map(str, numbers))} hold" if numbers else "it holds"
-        raise Error(f"the cache cannot be stored: {whose} state beside keys and values ({', '.join(sorted(found))}), for which kv files have no "
-                    "place, and without which the model cannot go on")
+        raise Error(f"the cache cannot be stored: {whose} state beside keys and values ({', '.join(sorted(found))}) that kvfiles does not "
+                    "know, and without which the model cannot go on")
 
 
 def _holds_numbers(value):

@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .library import SIDES, TYPES, CDocument, CLayer, CModel, Error, call, library, path_bytes, require, text
+from .library import SIDES, TYPES, CDocument, CLayer, CModel, CTensor, Error, call, library, path_bytes, require, text
 
 ARRAY_TYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
+STATE_TYPES = {**ARRAY_TYPES, "f64": np.float64, "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64, "i32": np.int32,
+               "i64": np.int64}
 LARGEST_F16 = 65504.0
 
 
@@ -173,6 +175,23 @@ class Document:
         numbers = np.empty(self._tokens, kind)
         self.file._call(function, self.number, 0, self._tokens, numbers.ctypes.data)
         return numbers
+
+    @property
+    def state(self):
+        """What the model goes on with beside keys and values, behind the last token: {name: (type, array)}, such as ("f32", ...) of
+        layers.0.recurrent_states.0. Arrays of the type "bf16" are their bits, as uint16."""
+        count, found = ctypes.c_uint64(), {}
+        self.file._call("state_count", self.number, ctypes.byref(count))
+        for number in range(count.value):
+            own = CTensor()
+            with self.file._lock:  # name and shape live until the next call
+                require(self.file._handle is not None, f"{self.file.path}: is closed")
+                call("get_state", self.file._handle, self.number, number, ctypes.byref(own), None)
+                name, kind, shape = text(own.name), text(own.type), [own.shape[i] for i in range(own.dims)]
+                array = np.empty(shape, STATE_TYPES[kind])
+                call("get_state", self.file._handle, self.number, number, ctypes.byref(own), array.ctypes.data)
+            found[name] = (kind, array)
+        return found
 
     def kept(self, layer):
         """How many tokens the layer holds: the last ones. Layers with a sliding window may hold fewer than all."""

@@ -36,6 +36,10 @@ class CDocument(Structure):
     _fields_ = [("name", c_char_p), ("tokens", c_uint64), ("time", c_uint64), ("metadata", c_char_p)]
 
 
+class CTensor(Structure):
+    _fields_ = [("name", c_char_p), ("type", c_char_p), ("dims", c_uint32), ("shape", POINTER(c_uint64)), ("bytes", c_uint64)]
+
+
 _FUNCTIONS = {
     "interface": (c_int, []),
     "release": (c_char_p, []),
@@ -54,6 +58,9 @@ _FUNCTIONS = {
     "ids": (c_int, [c_void_p, c_uint64, c_uint64, c_uint64, c_void_p]),
     "positions": (c_int, [c_void_p, c_uint64, c_uint64, c_uint64, c_void_p]),
     "decode": (c_int, [c_void_p, c_uint64, c_int32, c_int, c_uint64, c_uint64, c_int, c_void_p]),
+    "state_count": (c_int, [c_void_p, c_uint64, POINTER(c_uint64)]),
+    "get_state": (c_int, [c_void_p, c_uint64, c_uint64, POINTER(CTensor), c_void_p]),
+    "set_state": (c_int, [c_void_p, c_uint64, POINTER(CTensor), POINTER(c_void_p)]),
     "create": (c_int, [c_char_p, c_int, POINTER(CModel), POINTER(CLayer), c_int, c_int, POINTER(c_void_p)]),
     "add": (c_int, [c_void_p, POINTER(CDocument), c_void_p, c_void_p, c_void_p]),
     "append": (c_int, [c_void_p, c_int32, c_int, c_int, c_uint64, c_void_p]),

@@ -1,5 +1,5 @@
 """Documents of files as caches of transformers."""
-from .arrays import tensor_of
+from .arrays import tensor_of, tensor_of_state
 from .configs import text_config
 from .files import File, open
 from .library import require
@@ -25,7 +25,11 @@ def to_cache(file, document=0, *, config=None, dtype=None, device=None, book=Non
     if config is None:
         require(own.layers == list(range(file.model.layers)), f"{file.path}: not every layer has keys and values; give the model's config")
     else:
-        _check_layers(file, cache, config)
+        _check_layers(file, cache)
+        kinds = getattr(text_config(config), "layer_types", None) or [""] * len(cache.layers)
+        # Layers of these kinds keep nothing, though their place in a cache is one for states.
+        empty = [number for number, kind in enumerate(kinds) if kind in ("moe", "mlp")]
+        _fill_state(cache, own.state, empty, where, device)
     windows = {layer: getattr(cache.layers[layer], "sliding_window", None) if config is not None else None for layer in own.layers}
     seen = _tokens_seen(own, where, windows)
     for layer in own.layers:
@@ -38,19 +42,39 @@ def to_cache(file, document=0, *, config=None, dtype=None, device=None, book=Non
     return cache
 
 
-def _check_layers(file, cache, config):
+_KNOWN = ("DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
+
+
+def _check_layers(file, cache):
     from transformers.cache_utils import DynamicLayer
-    kinds = getattr(text_config(config), "layer_types", None) or [""] * len(cache.layers)
-    # Layers of these kinds keep nothing, though their place in a cache is one for states.
-    states = [number for number, layer in enumerate(cache.layers)
-              if type(layer).__name__.startswith("LinearAttention") and kinds[number] not in ("moe", "mlp")]
-    require(not states, f"the model's layers {', '.join(map(str, states))} go on with a recurrent state, for which kv files have no place")
     wanted = [number for number, layer in enumerate(cache.layers) if isinstance(layer, DynamicLayer)]
     require(wanted == file.layers, f"{file.path}: it holds {len(file.layers)} layers (the last is {file.layers[-1]}); the model keeps {len(wanted)} "
             f"(the last is {wanted[-1] if wanted else 'none'})")
-    other = [number for number in wanted if type(cache.layers[number]).__name__ not in ("DynamicLayer", "DynamicSlidingWindowLayer")]
+    other = [number for number in wanted if type(cache.layers[number]).__name__ not in _KNOWN]
     require(not other, f"layers {', '.join(map(str, other))} of the model keep more than keys and values ({type(cache.layers[other[0]]).__name__})"
             if other else "")
+
+
+def _fill_state(cache, state, empty, where, device):
+    """Gives layers of linear attention their states. Every state must have a layer, and every such layer a state, those in empty aside."""
+    given = {}
+    for name, (kind, array) in state.items():
+        words = name.split(".")
+        known = len(words) == 4 and words[0] == "layers" and words[1].isdigit() and words[3].isdigit() and int(words[1]) < len(cache.layers)
+        layer = cache.layers[int(words[1])] if known else None
+        require(hasattr(layer, words[2] if known else "?") and words[2] in ("conv_states", "recurrent_states") and int(words[3]) < layer.number_of_states,
+                f"{where}: the model's cache has no place for its {name}")
+        given[int(words[1]), words[2], int(words[3])] = tensor_of_state(kind, array, device)
+    for number, layer in enumerate(cache.layers):
+        if not type(layer).__name__.startswith("LinearAttention") or number in empty:
+            continue
+        for index in range(layer.number_of_states):
+            convolution, matrices = (given.get((number, name, index)) for name in ("conv_states", "recurrent_states"))
+            require(convolution is not None or matrices is not None, f"{where}: layer {number} of the model goes on with a state, and has none here")
+            if convolution is not None:
+                layer.update_conv_state(convolution, index)
+            if matrices is not None:
+                layer.update_recurrent_state(matrices, index)
 
 
 def _tokens_seen(document, where, windows):

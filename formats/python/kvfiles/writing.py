@@ -7,9 +7,9 @@ import os
 import numpy as np
 
 from . import configs
-from .arrays import is_tensor, kind_of, pieces, whole_numbers
+from .arrays import is_tensor, kind_of, pieces, state_of, whole_numbers
 from .caches import read_cache
-from .library import SIDES, TYPES, CDocument, CLayer, CModel, Error, call, library, path_bytes, require, text_bytes, words
+from .library import SIDES, TYPES, CDocument, CLayer, CModel, CTensor, Error, call, library, path_bytes, require, text_bytes, words
 
 
 def from_cache(past_key_values, ids, path, *, attention_mask=None, positions=None, queries=None, config=None, model=None, names=None,
@@ -92,6 +92,8 @@ def _written(past_key_values, ids, path, overwrite, *, attention_mask=None, posi
             left_out = np.array([begins.get(layer, first) - first for layer in range(model.layers)], np.uint64)
             numbers = [None if array is None else np.ascontiguousarray(array[number, first:end]) for array in (ids, positions)]
             writer.call("add", ctypes.byref(own), *(None if array is None else array.ctypes.data for array in numbers), left_out.ctypes.data)
+            require(not cache.state or end == cache.tokens, "the cache has a state behind its last tokens, which attention_mask leaves out")
+            _set_state(writer, cache, number)
             for layer in held:
                 _append(writer, cache, layer, number, begins[layer], end)
         for layer, (tokens, rows) in (queries or {}).items():
@@ -99,6 +101,19 @@ def _written(past_key_values, ids, path, overwrite, *, attention_mask=None, posi
         yield writer
     finally:
         writer.discard()
+
+
+def _set_state(writer, cache, document):
+    if not cache.state:
+        return
+    tensors, places, kept = (CTensor * len(cache.state))(), (ctypes.c_void_p * len(cache.state))(), []
+    for number, (name, array) in enumerate(cache.state.items()):
+        kind, own = state_of(array[document])
+        shape = (ctypes.c_uint64 * max(1, own.ndim))(*own.shape)
+        kept.append((own, shape))
+        tensors[number] = CTensor(name.encode(), kind.encode(), own.ndim, shape, own.nbytes)
+        places[number] = own.ctypes.data
+    writer.call("set_state", len(tensors), tensors, places)
 
 
 def _append(writer, cache, layer, document, first, end):

@@ -252,6 +252,13 @@ TEST_CASE("C interface: layers of several shapes, and layers that leave out toke
   const std::vector<kvcodec_layer> layers = {{1, 24, 16, 1, -1}, {0, 0, 0, 0, 0}, {2, 8, 4, 0, -1}};
   kvcodec_writer* const writer = begin(name.c_str(), layers, KVCODEC_F32);
   add(writer, "a", 20, 1, layers, {0, 0, 12});
+  const uint64_t sizes[] = {2, 3};
+  const float matrix[] = {1, 2, 3, 4, 5, 6};
+  const void* bytes[] = {matrix};
+  kvcodec_tensor tensor{"layers.1.matrix", "f32", 2, sizes, sizeof(matrix)};
+  REQUIRE_EQ(kvcodec_set_state(writer, 1, &tensor, bytes), 0);
+  tensor.bytes = 20;
+  CHECK_EQ(kvcodec_set_state(writer, 1, &tensor, bytes), 2);
   REQUIRE_MESSAGE(kvcodec_finish(writer, nullptr) == 0, std::string(kvcodec_error()));
   const Opened opened(name);
   for (int32_t layer = 0; layer < kLayers; ++layer) {
@@ -266,6 +273,15 @@ TEST_CASE("C interface: layers of several shapes, and layers that leave out toke
     CHECK_EQ(shape.values_in_keys, wanted.values_in_keys);
     CHECK_EQ(shape.source, wanted.source);
   }
+  uint64_t tensors = 0;
+  REQUIRE_EQ(kvcodec_state_count(opened.file, 0, &tensors), 0);
+  CHECK_EQ(tensors, 1);
+  float read[6] = {};
+  REQUIRE_EQ(kvcodec_get_state(opened.file, 0, 0, &tensor, read), 0);
+  CHECK_EQ(std::string(tensor.name) + tensor.type, "layers.1.matrixf32");
+  CHECK(std::equal(tensor.shape, tensor.shape + tensor.dims, sizes, sizes + 2));
+  CHECK(std::ranges::equal(read, matrix));
+  CHECK_EQ(kvcodec_get_state(opened.file, 0, 1, &tensor, nullptr), 2);
   uint64_t left_out = 0;
   REQUIRE_EQ(kvcodec_left_out(opened.file, 0, 2, &left_out), 0);
   CHECK_EQ(left_out, 12);

@@ -18,7 +18,13 @@ using namespace kvcodec::test;
 namespace {
 
 DocumentFacts some_facts(std::span<const uint32_t> ids, size_t i) {
-  return {token_digest(ids), i % 2 ? fmt::format(R"({{"part":{}}})", i) : "", i == 0 ? 0 : 1700000000 + i};
+  DocumentFacts facts{token_digest(ids), i % 2 ? fmt::format(R"({{"part":{}}})", i) : "",
+                      i == 0 ? 0 : 1700000000 + i};
+  if (i % 2 == 0)
+    for (const uint64_t rows : {i, uint64_t{3}})
+      facts.state.push_back(state_tensor(fmt::format("layers.{}.x", rows), DType::u16, {rows, 2},
+                                         std::vector<std::byte>(rows * 4, static_cast<std::byte>(i))));
+  return facts;
 }
 
 SampleCodes sample_codes(const std::vector<uint64_t>& lengths, bool packed = false) {
@@ -153,6 +159,62 @@ TEST_CASE("documents: tables of what is known that cannot be are refused") {
           edit.remove("/documents/digest");
           edit.rename("/documents/time", "/documents/digest");
         }).starts_with("/documents/digest: "));
+}
+
+TEST_CASE("documents: states that cannot be are refused") {
+  const Folder folder;
+  const std::string file = folder / "codes.h5";
+  sample_codes({5, 1, 40, 1}).write(file);
+  {
+    const CodesReader codes(file);
+    const auto state = codes.info().documents.facts_of(2).state;
+    REQUIRE(state.size() == 2);
+    CHECK(state[0].load() == std::vector<std::byte>(8, std::byte{2}));
+    CHECK(codes.info().documents.facts_of(1).state.empty());
+    CHECK(codes.ledger().state_bytes > 12 + 8 + 12);
+  }
+  const auto with = [&](std::string text, const std::string& ends = "") {
+    sample_codes({5, 1, 40, 1}).write(file);
+    const uint64_t end = text.size();
+    Edit edit(file);
+    edit.put("/state/tensors", H5T_STD_U8LE, H5T_NATIVE_CHAR, {end},
+             std::vector<char>(text.begin(), text.end()));
+    edit.put("/state/tensors_end", ends.empty() ? std::vector<uint64_t>(4, end) : std::vector<uint64_t>{end});
+  };
+  const auto refusal = [&](const std::string& text, const std::string& ends = "") {
+    with(text, ends);
+    return refusal_of(file, [&] {
+      const CodesReader codes(file);
+      for (const StateTensor& tensor : codes.info().documents.facts_of(0).state) (void)tensor.load();
+    });
+  };
+  const auto tensor = [](std::string_view name, std::string_view shape, uint64_t begin) {
+    return fmt::format(R"("{}":{{"type":"u8","shape":[{}],"begin":{},"digest":"{}"}})", name, shape, begin,
+                       hex_of(digest_of(std::vector<std::byte>(4, std::byte{0}))));
+  };
+  const auto object = [](const auto&... members) {
+    return fmt::format("{{{}}}", fmt::join(std::vector<std::string>{members...}, ","));
+  };
+  CHECK(refusal(object(tensor("a", "4", 0))) == "accepted");
+  CHECK(refusal(object(tensor("a", "0", 0))).ends_with("which /state/tensors says"));
+  CHECK(refusal(object(tensor("a", "5", 0))).find("'a' has not the digest") != std::string::npos);
+  CHECK(refusal(object(tensor("a", "1000000", 0))).find("is 1000000 bytes from 0 on; /state/data has") !=
+        std::string::npos);
+  CHECK(refusal(object(tensor("a", "4", 1000000))).find("is 4 bytes from 1000000 on") != std::string::npos);
+  CHECK(refusal(object(tensor("a", "4294967296,4294967296,2", 0))).find("does not fit 64 bits") !=
+        std::string::npos);
+  CHECK(refusal(object(tensor("a", "4", 0), tensor("b", "2,2", 3))).find("two tensors have the byte 3") !=
+        std::string::npos);
+  for (const char* name : {"", "a/b", "a b", "a\\u0000"}) {
+    const std::string said = refusal(object(tensor(name, "4", 0)));
+    CAPTURE(said);
+    CHECK(said.find("is no tensor with type") != std::string::npos);
+  }
+  for (const char* shape : {"-1", "0.5", "[1]", "\"4\""})
+    CHECK(refusal(object(tensor("a", shape, 0))).find("is no tensor with type") != std::string::npos);
+  CHECK(refusal(R"({"a":7})").find("is no tensor with type") != std::string::npos);
+  CHECK(refusal(R"([1])").find("/state/tensors: document 0") != std::string::npos);
+  CHECK(refusal(object(tensor("a", "4", 0)), "one").starts_with("/state/tensors_end: "));
 }
 
 TEST_CASE("documents: codes that are split and joined are the same, document by document, packed and plain") {

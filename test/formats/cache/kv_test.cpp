@@ -378,7 +378,12 @@ class GrowingSample {
   static std::string name(size_t i) { return fmt::format("document {}", i); }
   static uint64_t length(size_t i) { return i % 5 == 3 ? 0 : i % 7 == 6 ? 900 : 1 + i * 13 % 40; }
   static DocumentFacts facts(size_t i) {
-    return {.digest = token_digest(tokens(i)), .metadata = i % 4 == 2 ? R"({"a":1})" : "", .time = i};
+    DocumentFacts facts{
+        .digest = token_digest(tokens(i)), .metadata = i % 4 == 2 ? R"({"a":1})" : "", .time = i};
+    if (i % 3 == 1)
+      facts.state = {
+          state_tensor("matrix", DType::bf16, {2, i}, std::vector<std::byte>(4 * i, std::byte{7}))};
+    return facts;
   }
   static std::vector<uint32_t> tokens(size_t i) {
     std::vector<uint32_t> ids(length(i));

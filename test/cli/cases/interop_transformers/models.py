@@ -30,6 +30,8 @@ HYBRIDS = {
     "Qwen3-Next": lambda: t.Qwen3NextForCausalLM(t.Qwen3NextConfig(
         **USUAL, head_dim=32, linear_key_head_dim=16, linear_value_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, num_experts=4,
         num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32)),
+    "Qwen3.5": lambda: t.Qwen3_5ForCausalLM(t.Qwen3_5TextConfig(
+        **USUAL, head_dim=32, linear_key_head_dim=16, linear_value_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4)),
     "LFM2": lambda: t.Lfm2ForCausalLM(t.Lfm2Config(**USUAL, layer_types=["conv", "full_attention", "conv", "full_attention"])),
 }
 

@@ -6,7 +6,7 @@ import copy
 import subprocess
 
 import torch
-from models import FAMILIES, made, prompt
+from models import FAMILIES, HYBRIDS, made, prompt
 from safetensors.torch import load_file, save_file
 from transformers.cache_utils import DynamicCache
 
@@ -24,6 +24,10 @@ def restored(path, config):
     tensors = load_file(path)
     cache = DynamicCache(config=config)
     for i, layer in enumerate(cache.layers):
+        if f"layers.{i}.conv_states.0" in tensors:
+            layer.update_conv_state(tensors[f"layers.{i}.conv_states.0"])
+            layer.update_recurrent_state(tensors[f"layers.{i}.recurrent_states.0"])
+            continue
         keys, values = tensors[f"layers.{i}.keys"], tensors[f"layers.{i}.values"]
         layer.lazy_initialization(keys, values)
         layer.keys, layer.values = keys, values
@@ -44,8 +48,8 @@ def generate(model, cache, given=None):
 
 torch.set_num_threads(1)
 with open("agreement.txt", "w") as agreement:
-    for name in ("Llama", "Qwen3", "Gemma 3", "DeepSeek-V2", "DeepSeek-V3"):
-        model = made(FAMILIES[name], torch.bfloat16)
+    for name in ("Llama", "Qwen3", "Gemma 3", "DeepSeek-V2", "DeepSeek-V3", "Qwen3.5"):
+        model = made({**FAMILIES, **HYBRIDS}[name], torch.bfloat16)
         ids = prompt(200)
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
@@ -54,6 +58,10 @@ with open("agreement.txt", "w") as agreement:
             assert all(layer.keys.shape[3] != layer.values.shape[3] for layer in cache.layers), "keys and values are as wide"
         tensors = {"input_ids": ids}
         for i, layer in enumerate(cache.layers):
+            if hasattr(layer, "conv_states"):
+                tensors[f"layers.{i}.conv_states.0"] = layer.conv_states[0].contiguous()
+                tensors[f"layers.{i}.recurrent_states.0"] = layer.recurrent_states[0].contiguous()
+                continue
             tensors[f"layers.{i}.keys"], tensors[f"layers.{i}.values"] = layer.keys.contiguous(), layer.values.contiguous()
         save_file(tensors, "cache.safetensors")
         wanted = generate(model, copy.deepcopy(cache))
@@ -70,6 +78,9 @@ with open("agreement.txt", "w") as agreement:
         run("encode", "kv.h5", "--codec", "q4", "--bits", "4", "-o", "codes.h5")
         run("export", "codes.h5", "--to", "transformers", "-o", "out.safetensors")
         for one, other in zip(restored("out.safetensors", model.config).layers, kvfiles.to_cache("codes.h5", config=model.config).layers):
+            if hasattr(one, "conv_states"):
+                assert torch.equal(one.conv_states[0], other.conv_states[0]) and torch.equal(one.recurrent_states[0], other.recurrent_states[0])
+                continue
             assert torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values), f"{name}: program and package differ"
         free = generate(model, restored("out.safetensors", model.config))
         led = generate(model, restored("out.safetensors", model.config), wanted)
