@@ -4,6 +4,7 @@
 
 #include "formats/cache/book_file.hpp"
 #include "formats/cache/codes_io.hpp"
+#include "formats/results/results.hpp"
 #include "lib/codec/registry.hpp"
 #include "test/formats/edit.hpp"
 #include "test/formats/folder.hpp"
@@ -391,6 +392,20 @@ TEST_CASE("malformed: outputs files") {
        "/layers/2/output: checksum of rows 0 to 4 does not hold"},
   };
   check_defects(write_sample_outputs, read_outputs, join(common_defects("kv", "outputs"), own, {}));
+}
+
+TEST_CASE("malformed: sensitivity files") {
+  const auto write = [](const std::string& path) {
+    OutputFile output(path, true);
+    SensitivityInfo info{.model = sample_model(2, 2, 4), .parameters = {}, .layers = {}, .fisher = {}};
+    info.layers.resize(2);
+    write_sensitivities(output, info, {"t", {}});
+    output.commit();
+  };
+  check_defects(
+      write, [](const std::string& path) { (void)read_sensitivities(path); },
+      join(common_defects("kv", "sensitivity"),
+           {{"no variances", edit([](Edit& f) { f.remove("/variance"); }), "/variance: is missing"}}, {}));
 }
 
 TEST_CASE("malformed: dictionary files") {

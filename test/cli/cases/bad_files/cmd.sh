@@ -18,6 +18,9 @@ cp data/kv.h5 bad.h5 && damage bad.h5 attribute / kvcodec_type picture
 refused info bad.h5
 cp data/kv.h5 bad.h5 && damage bad.h5 attribute / head_dim 17
 refused encode bad.h5 --codec none -o x.h5
+cp data/kv.h5 bad.h5 && damage bad.h5 attribute / rope_scaling '{"rope_type": '
+refused encode bad.h5 --codec kivi --rope undo -o x.h5
+kvcodec check bad.h5 || echo "  status $?"
 cp data/kv.h5 bad.h5 && damage bad.h5 remove /layers/1/value
 refused encode bad.h5 --codec none -o x.h5
 cp data/kv.h5 bad.h5 && damage bad.h5 resize /layers/1/value 10

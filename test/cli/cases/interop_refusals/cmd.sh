@@ -24,6 +24,10 @@ refused import $golden/sglang-page-first-0.bin --from sglang -o x.h5
 refused import $golden/sglang-page-first-0.bin --from sglang --heads 2 --head-dim 7 --layer-count 2 -o x.h5
 refused import $golden/sglang-page-first-0.bin --from sglang --layout slthdx --heads 2 --head-dim 8 --layer-count 2 -o x.h5
 refused import $golden/numpy-cache.npy --layout lthd -o x.h5
+refused import $golden/numpy-cache.npy --layout lbhtd -o x.h5 # no place for one of the sides
+refused import $golden/numpy-stacked.npz --layout shtd -o x.h5
+refused import $golden/sglang-page-first-0.bin --from sglang --layout lhtd --heads 2 --head-dim 8 --layer-count 2 -o x.h5
+refused import $golden/sglang-page-first-0.bin --from sglang --layout shtd --heads 2 --head-dim 8 --layer-count 2 -o x.h5
 echo "1 2 3" >ids.txt && refused import $golden/vllm-model.layers.*.safetensors --heads 2 --ids ids.txt -o x.h5
 make_kv --layers 2 --heads 1 --dim 16 --document abcdefg:0:4 -o named.h5
 kvcodec export named.h5 --to transformers -o named.safetensors >/dev/null
