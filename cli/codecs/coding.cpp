@@ -83,16 +83,6 @@ bool has_side(const CodesInfo& info, int first_layer, Side side) {
   return std::ranges::count(info.sides(first_layer), side) > 0;
 }
 
-void check_holds_all(const std::string& file, const Documents& documents, const std::vector<int>& layers,
-                     const char* what) {
-  for (const int layer : layers)
-    for (size_t i = 0; i < documents.count(); ++i)
-      if (documents.left_out_of(layer, i) > 0)
-        throw bad_input(
-            "{}: {} takes layers that hold all tokens; layer {} leaves out what its window does not need",
-            file, what, layer);
-}
-
 void check_token_ids(const KvReader& kv, const Codec& codec) {
   if (codec.predicts_from() > 0 && !kv.has_tokens())
     throw bad_input("{}: it has no token ids, and the book predicts keys and values from them", kv.name());

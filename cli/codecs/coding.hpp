@@ -65,10 +65,6 @@ Engine* coding_engine(const CodecEntry& entry, const CommonOptions& options);
 /// True if the codes have streams of that side in the group that begins at that layer.
 bool has_side(const CodesInfo& info, int first_layer, Side side);
 
-/// Throws Error(bad_input) for a cache with layers among these that leave out tokens. what: the command that does not support them.
-void check_holds_all(const std::string& file, const Documents& documents, const std::vector<int>& layers,
-                     const char* what);
-
 /// Throws Error(bad_input) for a cache without the token ids that the codec predicts from.
 void check_token_ids(const KvReader& kv, const Codec& codec);
 

@@ -9,6 +9,7 @@
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
+#include "cli/inputs/held_tokens.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/metrics/reconstruction.hpp"
@@ -142,8 +143,10 @@ class Selected {
   }
 
   /// Tokens for the queries in these rows, ascending: (rows, layers * heads()), empty for layers that are not wanted. queries: these.
+  /// They and the result count from token `held`, the first that the layers hold.
   std::vector<std::vector<uint32_t>> tokens(const GroupShape& group, const std::vector<int>& wanted,
-                                            std::span<const uint64_t> rows, const CausalQueries& queries) {
+                                            std::span<const uint64_t> rows, const CausalQueries& queries,
+                                            uint64_t held) {
     const auto layers = group.layers.size();
     std::vector<std::vector<uint32_t>> all(rows.size() * layers * heads());
     for (size_t l = 0; l < layers; ++l) {
@@ -157,12 +160,13 @@ class Selected {
           if (std::adjacent_find(own.begin(), own.end()) != own.end())
             throw bad_input("{}: layer {} selects a token twice for the query in row {}", name_, layer,
                             rows[i]);
-          const uint64_t from = queries.from_of(l, i), end = queries.visible[i];
+          const uint64_t from = held + queries.from_of(l, i), end = held + queries.visible[i];
           if (!own.empty() && (own.front() < from || own.back() >= end))
             throw bad_input(
                 "{}: layer {} selects token {} for the query in row {}, which sees {}", name_, layer,
                 own.front() < from ? own.front() : own.back(), rows[i],
                 from == 0 ? counted(end, "token") : fmt::format("tokens {} to {} there", from, end - 1));
+          for (uint32_t& id : own) id -= static_cast<uint32_t>(held);
         }
     }
     return all;
@@ -297,6 +301,9 @@ void attend_document(Attention& attention, int group, const Asked& one, const Sh
   const std::string& name = attention.codes.name();
   const GroupShape shape = info.shape(group, Side::key);
   const StoredSides stored(attention.codes, attention.codec.codec(), shape, one.match.other_document);
+  // Tokens count from the first that the group's layers hold.
+  const HeldTokens held(attention.kv, attention.codes, one.match);
+  const uint64_t held_from = held.first(shape.first_layer());
   const DocumentView &keys = stored.keys(), &values = stored.values();
   const auto straight = AttentionSource::of_codes(keys, values);
   const auto decoded = AttentionSource::of_decoded(keys, values);
@@ -305,7 +312,7 @@ void attend_document(Attention& attention, int group, const Asked& one, const Sh
       [&](Side side, uint64_t first, MatrixView<float> rows) {
         for_chosen(attention.result, shape, rows.cols() / shape.layers.size(),
                    [&](size_t, int layer, size_t column, size_t width) {
-                     attention.kv.read(side, layer, one.match.original + first, rows.columns(column, width));
+                     held.read(side, layer, held_from + first, rows.columns(column, width));
                    });
       },
       values.shape().head_dim());
@@ -320,15 +327,21 @@ void attend_document(Attention& attention, int group, const Asked& one, const Sh
   for (size_t first = 0; first < one.places.size(); first += batch) {
     const size_t count = std::min(batch, one.places.size() - first);
     const Matrix<float> rows = read_queries(attention, shape, std::span(one.places).subspan(first, count));
-    std::vector<uint64_t> from;
+    std::vector<uint64_t> from, visible;
     from.reserve(shape.layers.size() * count);
+    visible.reserve(count);
     for (const int layer : shape.layers)
-      for (size_t i = first; i < first + count; ++i)
-        from.push_back(attention.forms.first_seen(layer, one.coded, one.positions[i]));
-    const CausalQueries queries{heads, rows, std::span(one.visible).subspan(first, count), from, form};
+      for (size_t i = first; i < first + count; ++i) {
+        const uint64_t seen = attention.forms.first_seen(layer, one.coded, one.positions[i]);
+        if (std::ranges::count(layers, layer) > 0) held.check(layer, seen, one.visible[i], one.positions[i]);
+        from.push_back(std::max(seen, held_from) - held_from);
+      }
+    for (size_t i = first; i < first + count; ++i) visible.push_back(one.visible[i] - held_from);
+    const CausalQueries queries{heads, rows, visible, from, form};
     std::vector<std::vector<uint32_t>> tokens;
     if (attention.selected)
-      tokens = attention.selected->tokens(shape, layers, std::span(one.rows).subspan(first, count), queries);
+      tokens = attention.selected->tokens(shape, layers, std::span(one.rows).subspan(first, count), queries,
+                                          held_from);
     const size_t selections = attention.selected ? attention.selected->heads() : 0;
     for (LayerResult& layer : attention.result.layers)
       if (const size_t place = shape.place_of(layer.layer); !tokens.empty() && place < shape.layers.size())
@@ -503,8 +516,6 @@ std::string attend(Command& command) {
   const CodesReader codes(options.input);
   const KvReader kv(options.queries);
   const auto layers = options.layers.choose(stored_layers(codes.info()), codes.name());
-  check_holds_all(codes.name(), codes.info().documents, layers, "attend");
-  check_holds_all(kv.name(), kv.documents(), layers, "attend");
   check_queries(kv, codes, layers);
   const auto documents = options.documents.choose(codes.info().documents, codes.name());
   const auto asked = find_queries(kv, codes, match_documents(token_axis(kv), token_axis(codes), documents));

@@ -43,7 +43,14 @@ class KeySource {
       if (!book.empty()) throw usage_error("{}: a kv file needs no book; leave out --book", file);
       kv_.emplace(file);
     }
-    check_holds_all(file, axis().documents, layers(), "index");
+    const Documents& documents = axis().documents;
+    for (const int layer : layers())
+      for (size_t i = 0; i < documents.count(); ++i)
+        if (documents.left_out_of(layer, i) > 0)
+          throw bad_input(
+              "{}: index needs all tokens of a document; layer {} leaves out what its window does not need, so "
+              "dump it with --window-layers keep",
+              file, layer);
   }
 
   TokenAxis axis() const { return kv_ ? token_axis(*kv_) : token_axis(*codes_); }

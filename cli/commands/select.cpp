@@ -7,6 +7,7 @@
 #include "cli/codecs/rate.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
+#include "cli/inputs/held_tokens.hpp"
 #include "lib/attention/selector.hpp"
 #include "lib/codec/document_view.hpp"
 #include "lib/core/checked.hpp"
@@ -73,6 +74,24 @@ struct SelectWork {
   Engine* engine = nullptr;
 };
 
+/// A selector without its first tokens, which a layer does not hold.
+class HeldSelector final : public Selector {
+ public:
+  HeldSelector(std::unique_ptr<Selector> all, uint64_t first)
+      : all_(std::move(all)), first_(static_cast<size_t>(first)) {}
+  size_t tokens() const override { return all_->tokens() - first_; }
+  void scores(MatrixView<const float> queries, MatrixView<float> out) const override {
+    Matrix<float> scores(queries.rows(), all_->tokens());
+    all_->scores(queries, scores);
+    for (size_t i = 0; i < out.rows(); ++i)
+      std::ranges::copy(scores.row(i).subspan(first_), out.row(i).begin());
+  }
+
+ private:
+  std::unique_ptr<Selector> all_;
+  size_t first_;
+};
+
 /// One layer: selections for all queries in matched documents, in the order of the kv file.
 class LayerRun {
  public:
@@ -91,18 +110,26 @@ class LayerRun {
     documents.add(work_.codes.info().documents.names[match.other_document], steps);
     beside.resize(query_rows.size() + steps);
     const auto positions = work_.kv.positions(match.original, match.count);
+    // Tokens count from the first that the layer holds, up to the results.
+    const HeldTokens held(work_.kv, work_.codes, match);
+    const uint64_t held_from = held.first(layer_), prompt = work_.prompt - std::min(work_.prompt, held_from);
+    SelectionRule rule = rule_;
+    rule.first -= std::min(rule.first, held_from);
     std::vector<uint64_t> visible, from;
     for (const uint64_t token : asked.tokens) {
-      visible.push_back(token + 1);
-      from.push_back(work_.forms.first_seen(layer_, positions, positions[token]));
+      const uint64_t seen = work_.forms.first_seen(layer_, positions, positions[token]);
+      held.check(layer_, seen, token + 1, positions[token]);
+      visible.push_back(token + 1 - held_from);
+      from.push_back(seen - held_from);
       query_rows.push_back(match.original + token);
     }
-    Matrix<float> keys(match.count, heads_ * dims_), values(match.count, heads_ * value_dims_);
+    const auto tokens = static_cast<size_t>(match.count - held_from);
+    Matrix<float> keys(tokens, heads_ * dims_), values(tokens, heads_ * value_dims_);
     Matrix<float> stored_keys = keys, stored_values = values;
     const GroupShape shape = group_shape(work_.kv.model(), {layer_}, Side::key);
     const StoredSides stored(work_.codes, work_.codec.codec(), shape, match.other_document);
-    work_.kv.read(shape, match.original, keys);
-    work_.kv.read(Side::value, layer_, match.original, values);
+    held.read(Side::key, layer_, held_from, keys);
+    held.read(Side::value, layer_, held_from, values);
     decode_sides(stored.keys(), stored.values(), 0, stored_keys, stored_values);
     const ScoreForm form = work_.forms.of(layer_);
     const size_t first_selection = selections.chosen.size(), per_step = selected_heads();
@@ -117,9 +144,12 @@ class LayerRun {
       std::vector<uint64_t> waiting;
       TokenChooser chooser;  // of the device, for the current selector, if it has one
       if (cluster_index_) {
-        for (size_t i = 0; i < steps; ++i)
-          waiting.push_back(std::min(visible[i] - cluster_index_->covered(visible[i]), visible[i] - from[i]));
-        if (work_.engine) chooser = work_.engine->make<ClusterChoice>(*cluster_index_, match.count);
+        for (size_t i = 0; i < steps; ++i) {
+          const uint64_t all = held_from + visible[i];
+          waiting.push_back(std::min(all - cluster_index_->covered(all), visible[i] - from[i]));
+        }
+        if (work_.engine && held_from == 0)
+          chooser = work_.engine->make<ClusterChoice>(*cluster_index_, match.count);
       }
       Matrix<float> queries(steps * per_head_, dims_);
       for (size_t i = 0; i < queries.rows(); ++i) {
@@ -127,6 +157,7 @@ class LayerRun {
         std::ranges::copy(all_heads.subspan((head * per_head_ + i % per_head_) * dims_, dims_),
                           queries.row(i).begin());
       }
+      const uint64_t sink = cluster_index_ ? cluster_index_->sink() : 0;
       auto result =
           select_tokens({.selector = selector.get(),
                          .keys = own_keys,
@@ -139,11 +170,13 @@ class LayerRun {
                          .from = from,
                          .form = form.of_heads(head * per_head_, per_head_),
                          .waiting = waiting,
-                         .prompt = work_.prompt,
-                         .sink = cluster_index_ ? cluster_index_->sink() : 0,
+                         .prompt = prompt,
+                         .sink = sink - std::min(sink, held_from),
                          .heavy = heavy,
                          .chooser = chooser},
-                        rule_);
+                        rule);
+      for (std::vector<Scored>& chosen : result.chosen)
+        for (Scored& token : chosen) token.id += static_cast<uint32_t>(held_from);
       const size_t own = result.chosen.size() / steps;
       for (size_t i = 0; i < result.chosen.size(); ++i)
         selections.chosen[first_selection + i / own * per_step + head * own + i % own] =
@@ -152,11 +185,11 @@ class LayerRun {
       // The same of every head: a document's batches end with the same tokens.
       for (size_t i = 0; i < steps; ++i)
         beside[beside.size() - steps + i] =
-            static_cast<uint32_t>(rule_.beside_of({.queries = {},
-                                                   .visible = visible[i],
-                                                   .unscored = waiting.empty() ? 0 : waiting[i],
-                                                   .from = from[i]},
-                                                  visible[i] - std::min(work_.prompt, visible[i])));
+            static_cast<uint32_t>(rule.beside_of({.queries = {},
+                                                  .visible = visible[i],
+                                                  .unscored = waiting.empty() ? 0 : waiting[i],
+                                                  .from = from[i]},
+                                                 visible[i] - std::min(prompt, visible[i])));
     }
   }
 
@@ -176,7 +209,10 @@ class LayerRun {
     if (work_.clusters) {
       const std::string_view name = work_.codes.info().documents.names[match.other_document];
       cluster_index_ = work_.clusters->read(layer_, match.other_document, head, name);
-      return std::make_unique<ClusterSelector>(*cluster_index_, match.count);
+      auto all = std::make_unique<ClusterSelector>(*cluster_index_, match.count);
+      const uint64_t first = work_.codes.info().documents.left_out_of(layer_, match.other_document);
+      if (first > 0) return std::make_unique<HeldSelector>(std::move(all), first);
+      return all;
     }
     if (rule_.by == SelectBy::quest) {
       auto quest = std::make_unique<QuestSelector>(dims_);
@@ -307,7 +343,6 @@ std::string select(Command& command) {
                       codes.info().layer_group);
   const auto layers = options.layers.choose(codes.info().groups, codes.name());
   const SelectionRule rule = options.selection.rule(codes.info().model.num_layers);
-  check_holds_all(codes.name(), codes.info().documents, layers, "select");
   const auto heads = [&](int layer) { return codes.info().model.layer_shape(layer).heads; };
   for (const int layer : layers)
     if (heads(layer) != heads(layers.front()) && rule.share != Share::each)

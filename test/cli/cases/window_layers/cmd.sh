@@ -64,10 +64,58 @@ for goal in '--total-bits 6' '--quality high'; do
   kvcodec eval-recon windows.h5 windows-recon.h5 --json | jq '.reconstructions[0] | [.key, .value] | map(.layers[].snr_db) | min | floor'
 done
 kvcodec choose windows.h5 --total-bits 8 --codecs kvcomp,kivi --quiet --json | jq -c '[.codecs[] | [.codec, .reached]]'
-# Commands that do not accept such caches.
+# attend and select ask layers for what their windows show, and find in each what they find in the whole cache.
+dump() { kvcodec dump-kv --model $model --tokens ids --queries last:$last --dtype f32 --quiet "$@" >dump; }
+codec="--codec q4:center=none,sink=0 --rope keep" # codes each token by itself
+last=1
+dump -o whole.h5 --overwrite
+dump --window-layers trim -o last.h5
+kvcodec encode whole.h5 $codec --quiet -o whole-codes.h5 >codes
+kvcodec encode last.h5 $codec --quiet -o last-codes.h5 >codes
+same() { # FIELDS: whether they are as near to each other in whole.json and trim.json as rounding makes them, layer by layer
+  jq -cs "[.[0].layers, .[1].layers] | transpose | map([.[0].layer, .[0].layer == .[1].layer and
+    (map([$1]) | transpose | all((.[0] - .[1] | fabs) <= 1e-4 * (.[0] | fabs)))])" whole.json trim.json
+}
+errors=".relative_error, .max_error, .cosine_mean, .cosine_first_percentile"
+kvcodec attend whole-codes.h5 --queries whole.h5 --json --quiet >whole.json
+jq -c '.layers | map(.relative_error > 0)' whole.json
+for run in last-codes:last last-codes:whole whole-codes:last; do
+  kvcodec attend ${run%:*}.h5 --queries ${run#*:}.h5 --check --json --quiet >trim.json
+  same "$errors"
+done
+jq -c '.total.check.largest_relative_difference < 0.001' trim.json
+kvcodec index whole.h5 --sink 2 --clusters 5 --quiet -o index.h5 >index
+for by in oracle "codes --share each" "clusters --index index.h5 --beside waiting"; do
+  by="$by --first 1 --newest 1 --budget 4 --dense-layers 2"
+  kvcodec select whole-codes.h5 --queries whole.h5 --by $by --json --quiet -o chosen.h5 --overwrite >whole.json
+  kvcodec select last-codes.h5 --queries last.h5 --by $by --json --quiet -o last-chosen.h5 --overwrite >trim.json
+  same ".selections, .tokens, .visible, .beside, .recall, .mass, .output_error, .stored_error"
+  # The files name the same tokens, by their places in the documents.
+  kvcodec attend whole-codes.h5 --queries whole.h5 --select chosen.h5 --json --quiet >whole.json
+  for run in whole-codes:last-chosen last-codes:chosen; do
+    kvcodec attend ${run%:*}.h5 --queries whole.h5 --select ${run#*:}.h5 --json --quiet >trim.json
+    same ".selected_tokens, .beside, $errors"
+  done
+done
+kvcodec encode last.h5 --codec selfindex --quiet -o signs.h5 >codes
+kvcodec select signs.h5 --queries last.h5 --by signs --budget 4 --json --quiet | jq -c '[.layers[] | [.layer, .tokens]]'
+# So do queries of later tokens, but none sees what is gone.
+kvcodec dump-kv --model $model --tokens ids --documents 0 --max-tokens 30 --dtype f32 --quiet -o start-kv.h5 --overwrite >dump
+kvcodec encode start-kv.h5 $codec --quiet -o start-codes.h5 --overwrite >codes
+kvcodec dump-kv --model $model --tokens ids --documents 0 --max-tokens 30 --dtype f32 --window-layers trim --quiet -o start-last.h5 >dump
+kvcodec encode start-last.h5 $codec --quiet -o start-trim.h5 >codes
+last=11 && dump -o later.h5
+kvcodec attend start-codes.h5 --queries later.h5 --json --quiet >whole.json
+kvcodec attend start-trim.h5 --queries later.h5 --json --quiet >trim.json
+same "$errors"
+last=12 && dump -o later.h5 --overwrite
+refused attend start-trim.h5 --queries later.h5 -o x.h5
+refused attend start-codes.h5 --queries trim.h5 -o x.h5
 refused attend codes.h5 --queries trim.h5 -o x.h5
+refused select codes.h5 --queries trim.h5 --by codes --budget 9 -o x.h5
+kvcodec attend codes.h5 --queries trim.h5 --layers 1 --json --quiet | jq .queries
+# Clusters are of all tokens.
 refused index trim.h5 -o x.h5
-refused select codes.h5 --queries trim.h5 --by signs --budget 9 -o x.h5
 # A model without windows keeps all.
 export SOURCE_DATE_EPOCH=1700000000
 kvcodec dump-kv --model src/data/demo-model --tokens ids --window-layers trim --quiet -o demo.h5 >dump
