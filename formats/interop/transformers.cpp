@@ -1,6 +1,7 @@
 // Tensors of a transformers DynamicCache in safetensors (INTEROP.md, "transformers"): per layer keys and values of
 // [batch, heads, tokens, dimensions], with the ids, mask and positions of the batch beside them.
 #include <algorithm>
+#include <cctype>
 
 #include "formats/interop/arrays.hpp"
 #include "formats/io/json_file.hpp"
@@ -96,10 +97,12 @@ std::vector<std::string> names_in(const TensorFile& file, uint64_t documents) {
 // State of layers without keys and values: layers.3.conv_states.0 and layers.3.recurrent_states.0 of a LinearAttentionLayer, with the
 // batch before the shape of the document's tensor.
 
-constexpr std::pair<const char*, DType> kStateTypes[] = {
-    {"F32", DType::f32}, {"F16", DType::f16}, {"BF16", DType::bf16}, {"F64", DType::f64},
-    {"U8", DType::u8},   {"I32", DType::i32}, {"I64", DType::i64},   {"U16", DType::u16},
-    {"U32", DType::u32}, {"U64", DType::u64}};
+/// The name of an element type in a header, or here; the types of both have one name but for its case.
+std::string type_name(std::string_view name, int (*in_case)(int)) {
+  std::string text(name);
+  std::ranges::transform(text, text.begin(), [&](unsigned char c) { return static_cast<char>(in_case(c)); });
+  return text;
+}
 
 /// True for names of the form layers.N.….
 bool is_of_layer(std::string_view name) {
@@ -116,16 +119,15 @@ std::vector<StateTensor> state_of(const TensorFile& file, uint64_t i, uint64_t d
   for (const std::string& name : file->names()) {
     if (!is_of_layer(name) || layer_name(name)) continue;
     const auto& tensor = file.need(name);
-    const auto type = std::ranges::find(kStateTypes, tensor.dtype, [](const auto& row) { return row.first; });
-    if (type == std::end(kStateTypes) || tensor.shape.empty() || tensor.shape[0] != documents)
+    const auto type = value_named<DType>(type_name(tensor.dtype, std::tolower));
+    if (!type || tensor.shape.empty() || tensor.shape[0] != documents)
       throw bad_input(
-          "{}: is {} of [{}]; the state of {} documents has elements of F32, F16, BF16 and such, and "
-          "that many rows",
+          "{}: is {} of [{}]; a state of {} documents has as many rows of F32, F16, BF16 and such",
           tensor.origin, tensor.dtype, fmt::join(tensor.shape, ", "), documents);
     const size_t bytes = tensor.bytes.size() / documents;
     const auto own = tensor.bytes.subspan(i * bytes, bytes);
     state.push_back({.name = name,
-                     .type = type->second,
+                     .type = *type,
                      .shape = {tensor.shape.begin() + 1, tensor.shape.end()},
                      .digest = digest_of(own),
                      .load = [from = file.bytes_of(tensor), own] {
@@ -151,10 +153,10 @@ std::vector<std::pair<StateTensor, size_t>> plan_state(const CacheSource& source
                         source.name(), documents.names[job.documents.front()], documents.names[document]);
   for (const StateTensor& tensor : first) {
     if (!is_of_layer(tensor.name) || layer_name(tensor.name)) continue;
-    const auto type = std::ranges::find(kStateTypes, tensor.type, [](const auto& row) { return row.second; });
     std::vector<uint64_t> shape = {job.documents.size()};
     shape.insert(shape.end(), tensor.shape.begin(), tensor.shape.end());
-    tensors.emplace_back(tensor, plan.add(tensor.name, type->first, shape, size_of(tensor.type)));
+    tensors.emplace_back(tensor, plan.add(tensor.name, type_name(name_of(tensor.type), std::toupper), shape,
+                                          size_of(tensor.type)));
   }
   if (const size_t others = first.size() - tensors.size(); others > 0)
     notes.push_back(

@@ -24,6 +24,9 @@ constexpr const char* kLlama3 =
 constexpr const char* kQwen2 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
     R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kQwen35 =  // marks belong to letters
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|)"
+    R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr const char* kTekken =
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|)"
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}|)"
@@ -65,6 +68,7 @@ const std::vector<PreTokenizerKind>& pre_tokenizers() {
        true},
       {{"dbrx", "smaug-bpe", "glm4", "chatglm-bpe"}, {kLlama3}},
       {{"qwen2", "deepseek-r1-qwen", "megrez"}, {kQwen2}, false, false, true},
+      {{"qwen35"}, {kQwen35}, false, false, true},
       {{"stablelm2", "hunyuan", "grok-2", "solar-open"}, {kQwen2}},
       {{"tekken"}, {kTekken}, true, true},
       {{"gpt-4o", "llama4"}, {kGpt4o}},

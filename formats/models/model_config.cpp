@@ -369,8 +369,13 @@ void refuse_quantized(const JsonFields& fields) {
   if (!object) return;
   std::string method = "something";
   if (object->is_object()) method = JsonFields(*object).get_string("quant_method").value_or(method);
-  throw bad_input("quantization_config says {}; weights must be float32, float16 or bfloat16",
-                  printable(method));
+  const auto block =
+      object->is_object() ? object->value("weight_block_size", nlohmann::json()) : nlohmann::json();
+  if (method == "mxfp4" || (method == "fp8" && block == nlohmann::json({128, 128}))) return;
+  throw bad_input(
+      "quantization_config says {}; weights must be float32, float16, bfloat16, mxfp4, or fp8 with weight_block_size [128, "
+      "128]",
+      printable(method));
 }
 
 ModelDescription describe(const JsonFields& fields) {

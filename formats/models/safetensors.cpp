@@ -196,6 +196,15 @@ Safetensors Safetensors::open_model(const std::string& directory) {
 
 const TensorView* Safetensors::find(std::string_view name) const {
   const Stored* entry = stored(name);
+  const auto beside = [&](const char* ending, std::string_view dtype) {
+    const Stored* const other = stored(std::string(name) + ending);
+    return other && (dtype.empty() ? other->is_usable : other->dtype == dtype) ? other : nullptr;
+  };
+  if (const Stored* scales = beside("_scale_inv", ""); scales && entry && entry->dtype == "F8_E4M3")
+    return &packed_->e4m3(*entry, *scales);
+  if (const Stored* codes = beside("_blocks", "U8"), *scales = beside("_scales", "U8");
+      !entry && codes && scales)
+    return &packed_->mxfp4(*codes, *scales);
   if (entry && !entry->is_usable)
     throw bad_input("{}: dtype is {}; supported are F32, F16 and BF16", entry->origin,
                     printable(entry->dtype));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "formats/io/mapped_file.hpp"
+#include "formats/models/packed_weights.hpp"
 #include "lib/model/weights.hpp"
 
 namespace kvcodec {
@@ -25,6 +26,7 @@ class Safetensors final : public WeightSource {
   /// A model directory: model.safetensors if it exists, otherwise the shards in model.safetensors.index.json.
   static Safetensors open_model(const std::string& directory);
 
+  /// Also tensors that are stored as codes and scales (PackedWeights), under the name that they would have as floats.
   const TensorView* find(std::string_view name) const override;
   std::string name() const override { return name_; }
 
@@ -54,6 +56,7 @@ class Safetensors final : public WeightSource {
   std::map<std::string, std::unique_ptr<const MappedFile>> files_;
   Entries entries_;
   std::map<std::string, std::string> metadata_;
+  std::unique_ptr<PackedWeights> packed_ = std::make_unique<PackedWeights>();
 };
 
 }  // namespace kvcodec

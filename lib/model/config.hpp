@@ -133,6 +133,9 @@ struct DeltaLayers {
   int value_heads = 0;
   int key_dim = 0, value_dim = 0;  ///< of each head
   int kernel = 0;                  ///< tokens that the convolution reads
+  /// Value head h reads key head h % key_heads, as in GGUF files, and not those of one key head lie together.
+  bool tiled = false;
+  int key_head_of(int head) const { return tiled ? head % key_heads : head / (value_heads / key_heads); }
   int key_width() const { return key_heads * key_dim; }
   int value_width() const { return value_heads * value_dim; }
   int mixed_width() const { return 2 * key_width() + value_width(); }
@@ -147,6 +150,17 @@ struct DeltaLayers {
 enum class FusedQkv {
   parts,  ///< all of the query, then all of the key, then all of the value
   heads,  ///< of each head query, key and value, head by head
+};
+
+/// Names of the tensors of a layer of DeltaLayers, behind their beginning, TensorNames::delta.
+struct DeltaNames {
+  std::string_view mixed = "in_proj_qkv", gate = "in_proj_z", beta = "in_proj_b", decay = "in_proj_a";
+  std::string_view fused = {};    ///< in the place of `mixed` and `gate`, key head by key head
+  std::string_view numbers = {};  ///< in the place of `beta` and `decay`, likewise
+  std::string_view kernel = "conv1d", decay_bias = "dt_bias", norm = "norm", output = "out_proj";
+  std::string_view rate_log = "A_log";  ///< logarithm of the rate of decay
+  std::string_view negative_rate =
+      {};  ///< in its place: the rate, negative; the kernel then has two dimensions
 };
 
 /// Names of the tensors of the forward pass in the files of a family, without ".weight" and ".bias". An empty name says that the
@@ -176,9 +190,10 @@ struct TensorNames {
   std::string_view expert_gate, expert_up, expert_down;
   std::string_view router_correction;  ///< added to scores where experts are chosen; no ".weight"
   std::string_view shared_expert;  ///< an MLP beside the experts, with gate, up and down as they have them
+  std::string_view shared_suffix;  ///< if not empty: its tensors are `gate`, `up` and `down` with that behind
   std::string_view shared_expert_gate;  ///< makes the number whose sigmoid multiplies its output
   std::string_view delta;               ///< of DeltaLayers: the beginning of the names of their tensors
-  bool delta_fused = false;  ///< their projections lie in two tensors, key head by key head, and not in four
+  DeltaNames of_delta;
   /// In the place of the experts' three: two tensors of all experts behind "`experts`.", without ".weight", each matrix
   /// stored transposed; in this one, the outputs of gate and up alternate. Biases are behind "_bias".
   std::string_view stacked_gate_up;

@@ -268,7 +268,7 @@ class DeltaSteps {
 
   void step(const DeltaNet& layer, size_t head, size_t row, MatrixView<float> held) {
     const size_t rows = held.rows(), cols = held.cols(), keys = as_size(sizes_.key_width()),
-                 key_head = head / as_size(sizes_.value_heads / sizes_.key_heads);
+                 key_head = as_size(sizes_.key_head_of(static_cast<int>(head)));
     const auto query = mixed_.row(row).subspan(key_head * rows, rows),
                key = mixed_.row(row).subspan(keys + key_head * rows, rows),
                value = mixed_.row(row).subspan(2 * keys + head * cols, cols),

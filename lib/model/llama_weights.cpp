@@ -153,33 +153,39 @@ class Loader {
     const int hidden = config_.hidden_size, keys = sizes.key_width(), values = sizes.value_width(),
               heads = sizes.value_heads;
     DeltaNet& delta = layer.delta;
-    if (names_.delta_fused) {
-      const Linear mixed = linear(own, "in_proj_qkvz", 2 * keys + 2 * values, hidden, false),
-                   numbers = linear(own, "in_proj_ba", 2 * heads, hidden, false);
-      const uint64_t groups = as_size(sizes.key_heads), key = as_size(sizes.key_dim),
-                     value = as_size(values) / groups, of_group = 2 * (key + value),
-                     number = as_size(heads) / groups;
+    const DeltaNames& names = names_.of_delta;
+    const uint64_t groups = as_size(sizes.key_heads), key = as_size(sizes.key_dim),
+                   value = as_size(values) / groups, of_group = 2 * (key + value),
+                   number = as_size(heads) / groups;
+    if (!names.fused.empty()) {
+      const Linear mixed = linear(own, names.fused, 2 * keys + 2 * values, hidden, false);
       delta.query = part(mixed, {0, groups * key, key, of_group});
       delta.key = part(mixed, {key, groups * key, key, of_group});
       delta.value = part(mixed, {2 * key, groups * value, value, of_group});
       delta.gate = part(mixed, {2 * key + value, groups * value, value, of_group});
+    } else {
+      const Linear mixed = linear(own, names.mixed, sizes.mixed_width(), hidden, false);
+      delta.query = part(mixed, 0, keys), delta.key = part(mixed, keys, keys);
+      delta.value = part(mixed, 2 * keys, values);
+      delta.gate = linear(own, names.gate, values, hidden, false);
+    }
+    if (!names.numbers.empty()) {
+      const Linear numbers = linear(own, names.numbers, 2 * heads, hidden, false);
       delta.beta = part(numbers, {0, groups * number, number, 2 * number});
       delta.decay = part(numbers, {number, groups * number, number, 2 * number});
     } else {
-      const Linear mixed = linear(own, "in_proj_qkv", sizes.mixed_width(), hidden, false);
-      delta.query = part(mixed, 0, keys), delta.key = part(mixed, keys, keys);
-      delta.value = part(mixed, 2 * keys, values);
-      delta.gate = linear(own, "in_proj_z", values, hidden, false);
-      delta.beta = linear(own, "in_proj_b", heads, hidden, false);
-      delta.decay = linear(own, "in_proj_a", heads, hidden, false);
+      delta.beta = linear(own, names.beta, heads, hidden, false);
+      delta.decay = linear(own, names.decay, heads, hidden, false);
     }
-    delta.kernel =
-        read_floats(tensor(own + "conv1d.weight", {as_size(sizes.mixed_width()), 1, as_size(sizes.kernel)}));
-    delta.decay_bias = vector(own + "dt_bias", heads);
-    delta.decay_rate = vector(own + "A_log", heads);
-    for (float& rate : delta.decay_rate) rate = std::exp(rate);
-    delta.norm = vector(own + "norm.weight", sizes.value_dim);
-    layer.output = linear(own, "out_proj", hidden, values, false);
+    const bool rates = !names.negative_rate.empty();
+    std::vector<uint64_t> kernel = {as_size(sizes.mixed_width()), 1, as_size(sizes.kernel)};
+    if (rates) kernel.erase(kernel.begin() + 1);
+    delta.kernel = read_floats(tensor(fmt::format("{}{}.weight", own, names.kernel), kernel));
+    delta.decay_bias = vector(fmt::format("{}{}", own, names.decay_bias), heads);
+    delta.decay_rate = vector(fmt::format("{}{}", own, rates ? names.negative_rate : names.rate_log), heads);
+    for (float& rate : delta.decay_rate) rate = rates ? -rate : std::exp(rate);
+    delta.norm = vector(fmt::format("{}{}.weight", own, names.norm), sizes.value_dim);
+    layer.output = linear(own, names.output, hidden, values, false);
   }
 
   void load_latent(const std::string& at, LlamaLayer& layer) const {
@@ -228,11 +234,22 @@ class Loader {
                  linear(name, names_.expert_up, inner, hidden, biases),
                  linear(name, names_.expert_down, hidden, inner, biases)};
     };
-    if (const int shared = config_.mixture.shared_width; shared > 0)
-      layer.shared_expert = expert(fmt::format("{}{}.", at, names_.shared_expert), shared);
-    if (!names_.shared_expert_gate.empty())
+    if (const int shared = config_.mixture.shared_width; shared > 0) {
+      const auto suffixed = [&](std::string_view name) {
+        return fmt::format("{}{}", name, names_.shared_suffix);
+      };
+      layer.shared_expert = names_.shared_suffix.empty()
+                                ? expert(fmt::format("{}{}.", at, names_.shared_expert), shared)
+                                : Mlp{linear(at, suffixed(names_.gate), shared, hidden, biases),
+                                      linear(at, suffixed(names_.up), shared, hidden, biases),
+                                      linear(at, suffixed(names_.down), hidden, shared, biases)};
+    }
+    if (!names_.shared_expert_gate.empty()) {
+      const std::string name = fmt::format("{}{}.weight", at, names_.shared_expert_gate);
+      const TensorView* const there = source_.find(prefix_ + name);
       layer.shared_expert_gate =
-          read_floats(matrix(fmt::format("{}{}.weight", at, names_.shared_expert_gate), 1, hidden));
+          there && there->shape.size() == 1 ? vector(name, hidden) : read_floats(matrix(name, 1, hidden));
+    }
     if (!names_.stacked_gate_up.empty()) return load_transposed_experts(at, layer);
     if (names_.experts.empty()) {
       load_linears(at, names_.expert_gate, width, hidden, &Mlp::gate, layer);
@@ -260,12 +277,8 @@ class Loader {
     }
   }
 
-  void load_transposed_experts(const std::string& at, LlamaLayer& layer) const {
-    const uint64_t experts = as_size(config_.mixture.experts), hidden = as_size(config_.hidden_size),
-                   width = as_size(config_.mixture.width);
-    const auto name = [&](std::string_view tail) { return fmt::format("{}{}.{}", at, names_.experts, tail); };
-    const TensorView& gate_up = tensor(name(names_.stacked_gate_up), {experts, hidden, 2 * width});
-    const TensorView& down = tensor(name(names_.expert_down), {experts, width, hidden});
+  static void load_float_experts(const TensorView& gate_up, const TensorView& down, LlamaLayer& layer) {
+    const uint64_t experts = down.shape[0], width = down.shape[1], hidden = down.shape[2];
     for (const TensorView* const both : {&gate_up, &down})
       if (is_quantized(both->type))
         throw bad_input("{}: is quantized; float types are supported", both->origin);
@@ -275,6 +288,30 @@ class Loader {
                                {matrix_of(gate_up, width, hidden, {first + 1, 2, 2 * width}), {}},
                                {matrix_of(down, hidden, width, {i * width * hidden, 1, hidden}), {}}});
     }
+  }
+
+  /// The same of quantized tensors, which are not transposed.
+  static void load_packed_experts(const TensorView& gate_up, const TensorView& down, LlamaLayer& layer) {
+    const uint64_t experts = down.shape[0], width = down.shape[2];
+    for (uint64_t i = 0; i < experts; ++i) {
+      const TensorView both = matrix_at(gate_up, i);
+      layer.experts.push_back({{rows_of(both, {0, width, 1, 2}), {}},
+                               {rows_of(both, {1, width, 1, 2}), {}},
+                               {matrix_at(down, i), {}}});
+    }
+  }
+
+  void load_transposed_experts(const std::string& at, LlamaLayer& layer) const {
+    const uint64_t experts = as_size(config_.mixture.experts), hidden = as_size(config_.hidden_size),
+                   width = as_size(config_.mixture.width);
+    const auto name = [&](std::string_view tail) { return fmt::format("{}{}.{}", at, names_.experts, tail); };
+    const TensorView* const packed = source_.find(prefix_ + name(names_.stacked_gate_up));
+    if (packed && is_quantized(packed->type))
+      load_packed_experts(tensor(name(names_.stacked_gate_up), {experts, 2 * width, hidden}),
+                          tensor(name(names_.expert_down), {experts, hidden, width}), layer);
+    else
+      load_float_experts(tensor(name(names_.stacked_gate_up), {experts, hidden, 2 * width}),
+                         tensor(name(names_.expert_down), {experts, width, hidden}), layer);
     if (!config_.mixture.biases) return;
     const std::vector<float> inner =
         read_floats(tensor(name(fmt::format("{}_bias", names_.stacked_gate_up)), {experts, 2 * width}));

@@ -25,7 +25,7 @@ namespace kvcodec::quantized_kernels {
 /// One instruction set's functions, in the order of TensorType from q4_0 on: each takes a number of whole
 /// blocks, at any address.
 struct Table {
-  void (*dequantize[13])(const uint8_t* blocks, float* out, size_t count);
+  void (*dequantize[14])(const uint8_t* blocks, float* out, size_t count);
 };
 
 KVCODEC_VARIANTS(const Table& table();)
@@ -295,6 +295,21 @@ struct Mxfp4 {
   }
 };
 
+struct E4m3 {
+  static constexpr size_t kValues = 32, kBytes = 36;
+  static void block(const uint8_t* from, float* out) {
+    float scale;
+    memcpy(&scale, from, sizeof scale);
+    for (size_t j = 0; j < kValues; ++j) {
+      // Exponent and mantissa where a float has them, whose exponents begin 120 lower.
+      const uint32_t code = from[sizeof scale + j], bits = (code & 0x80) << 24 | (code & 0x7f) << 20;
+      float value;
+      memcpy(&value, &bits, sizeof value);
+      out[j] = value * 0x1p120f * scale;
+    }
+  }
+};
+
 template <class Type>
 void dequantize(const uint8_t* blocks, float* out, size_t count) {
   for (size_t i = 0; i < count; ++i) Type::block(blocks + i * Type::kBytes, out + i * Type::kValues);
@@ -304,7 +319,7 @@ constexpr Table kTable = {{dequantize<Nibbles<false, false>>, dequantize<Nibbles
                            dequantize<Nibbles<true, false>>, dequantize<Nibbles<true, true>>,
                            dequantize<Q8_0>, dequantize<Q2_K>, dequantize<Q3_K>,
                            dequantize<LargeNibbles<false>>, dequantize<LargeNibbles<true>>, dequantize<Q6_K>,
-                           dequantize<Iq4Nl>, dequantize<Iq4Xs>, dequantize<Mxfp4>}};
+                           dequantize<Iq4Nl>, dequantize<Iq4Xs>, dequantize<Mxfp4>, dequantize<E4m3>}};
 
 }  // namespace
 }  // namespace kvcodec::quantized_kernels

@@ -1,5 +1,5 @@
 // Storage types of weights: plain floats, or blocks of values that share a scale (the quantized types of
-// GGUF files, whose names these are).
+// GGUF files, whose names these are; and e4m3, the FP8 of checkpoints: a scale in f32, and 32 values).
 #pragma once
 
 #include <array>
@@ -29,11 +29,12 @@ enum class TensorType : uint8_t {
   iq4_nl,
   iq4_xs,
   mxfp4,
+  e4m3,
 };
 constexpr auto names_of(TensorType) {
   return std::to_array<std::string_view>({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0",
-                                          "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
-                                          "mxfp4"});
+                                          "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4",
+                                          "e4m3"});
 }
 
 /// The size of a block: its number of values, and its bytes.
@@ -44,7 +45,7 @@ struct BlockLayout {
 constexpr BlockLayout block_of(TensorType type) {
   constexpr BlockLayout kLayouts[] = {{1, 4},     {1, 2},   {1, 2},     {32, 18},   {32, 20},   {32, 22},
                                       {32, 24},   {32, 34}, {256, 84},  {256, 110}, {256, 144}, {256, 176},
-                                      {256, 210}, {32, 18}, {256, 136}, {32, 17}};
+                                      {256, 210}, {32, 18}, {256, 136}, {32, 17},   {32, 36}};
   return kLayouts[static_cast<size_t>(type)];
 }
 

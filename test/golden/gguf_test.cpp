@@ -101,7 +101,7 @@ TEST_CASE("gguf: every tensor type has the values that gguf-py gives it, bit by 
   const char* const order[] = {"F32",  "F16",  "BF16", "Q4_0", "Q4_1", "Q5_0",   "Q5_1",   "Q8_0",
                                "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"};
   CHECK_EQ(file.tensors().size(), std::size(order));
-  CHECK_EQ(kNamesOf<TensorType>.size(), std::size(order));
+  CHECK_EQ(kNamesOf<TensorType>.size(), std::size(order) + 1);  // e4m3 is no type of GGUF files
   for (const SimdLevel level : test::simd_levels()) {
     const test::AtLevel at(level);
     test::Fixtures expected("gguf/types.f32");
@@ -179,8 +179,9 @@ TEST_CASE("gguf: models compute what the same checkpoints compute") {
     check_said(gguf->description());
     const double difference =
         relative_difference(run(own, gguf->weights()), run(other, checkpoint->weights()));
-    // llama-4 has Llama 3's scaling, which GGUF files hold as divisors rounded to float.
-    CHECK_LE(difference, name == "llama-4" ? 1e-5 : 0);
+    // llama-4 has Llama 3's scaling, which GGUF files hold as divisors rounded to float; of recurrent layers they hold rates of decay
+    // instead of logarithms.
+    CHECK_LE(difference, name == "llama-4" || !own.delta.layers.empty() ? 1e-5 : 0);
     models_of.insert(own.family);
   }
   for (const families::Family& family : families::all_families()) {

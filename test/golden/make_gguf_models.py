@@ -23,7 +23,7 @@ BF16 = gguf.GGMLQuantizationType.BF16
 CASES = {"llama-2": "llama", "llama-4": "llama", "qwen2-1": "qwen2", "qwen3-1": "qwen3",
          "gemma2-1": "gemma2", "gemma3-1": "gemma3", "gemma3-2": "gemma3", "phi3-1": "phi3", "phi3-2": "phi3",
          "olmo2-2": "olmo2", "granite-2": "granite", "smollm3-2": "smollm3", "mixtral-1": "llama", "qwen3_moe-1": "qwen3moe",
-         "gpt_neox-1": "gptneox", "gpt_oss-1": "gpt-oss", "starcoder2-1": "starcoder2", "phi-1": "phi2"}
+         "qwen3_next-1": "qwen3next", "qwen3_5-1": "qwen35", "qwen3_5-2": "qwen35", "gpt_neox-1": "gptneox", "gpt_oss-1": "gpt-oss", "starcoder2-1": "starcoder2", "phi-1": "phi2"}
 PERMUTED = ("llama", "granite", "smollm3")
 
 USUAL = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -32,10 +32,15 @@ USUAL = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
          "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up", "block_sparse_moe.gate": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp",
          "mlp.router": "ffn_gate_inp", "attention.query_key_value": "attn_qkv", "attention.dense": "attn_output",
          "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
-         "self_attn.dense": "attn_output", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"}
+         "self_attn.dense": "attn_output", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down", "linear_attn.in_proj_qkv": "attn_qkv",
+         "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha",
+         "linear_attn.in_proj_ba": "ssm_ba", "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
+         "mlp.shared_expert_gate": "ffn_gate_inp_shexp", "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+         "mlp.shared_expert.down_proj": "ffn_down_shexp"}
 BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm",
           "pre_feedforward_layernorm": "ffn_norm"}
-LAYER_NAMES = {"gemma2": BEHIND, "gemma3": BEHIND, "olmo2": BEHIND, "gpt-oss": {"post_attention_layernorm": "post_attention_norm"}}
+NORM_BEHIND = {"post_attention_layernorm": "post_attention_norm"}
+LAYER_NAMES = {"qwen3next": NORM_BEHIND, "qwen35": NORM_BEHIND, "gemma2": BEHIND, "gemma3": BEHIND, "olmo2": BEHIND, "gpt-oss": NORM_BEHIND}
 MODEL_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "model.final_layernorm": "output_norm", "gpt_neox.embed_in": "token_embd",
                "gpt_neox.final_layer_norm": "output_norm", "embed_out": "output"}
 EXPERTS = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
@@ -126,6 +131,7 @@ class Model:
         self.write_rope(writer)
         self.write_windows(writer)
         self.write_experts(writer)
+        self.write_recurrence(writer)
         for name, add in (("attn_logit_softcapping", writer.add_attn_logit_softcapping),
                           ("final_logit_softcapping", writer.add_final_logit_softcapping),
                           ("attention_multiplier", writer.add_attention_scale), ("embedding_multiplier", writer.add_embedding_scale),
@@ -165,7 +171,7 @@ class Model:
             writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
 
     def write_experts(self, writer):
-        experts = self.config.get("num_local_experts")
+        experts = self.experts()
         if not experts:
             return
         writer.add_expert_count(experts)
@@ -173,12 +179,37 @@ class Model:
         if self.arch != "llama":
             writer.add_expert_feed_forward_length(self.config.get("moe_intermediate_size") or self.config["intermediate_size"])
 
+    def experts(self):
+        return self.config.get("num_local_experts") or self.config.get("num_experts")
+
+    def write_recurrence(self, writer):
+        config = self.config
+        if "linear_num_key_heads" not in config:
+            return
+        writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+        writer.add_ssm_state_size(config["linear_key_head_dim"])
+        writer.add_ssm_group_count(config["linear_num_key_heads"])
+        writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+        writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
+        if "shared_expert_intermediate_size" in config:
+            writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+
     # Tensors ---------------------------------------------------------------------------------------
 
     def own(self, name, tensor):
         """(name, tensor) pairs that a tensor of the checkpoint becomes."""
         if ".experts." in name:
             yield from self.own_experts(name, tensor)
+            return
+        if ".linear_attn." in name:
+            name, tensor = self.recurrent(name, tensor)
+        if name.endswith((".A_log", ".dt_bias")):
+            layer = name.split(".")[2]
+            yield (f"blk.{layer}.ssm_a", Array("F32", -np.exp(tensor.floats()))) if name.endswith("A_log") else (f"blk.{layer}.ssm_dt.bias", tensor.as_f32())
+            return
+        if name.endswith("in_proj_qkvz.weight"):
+            for own_name, part in zip(("attn_qkv", "attn_gate"), self.of_key_heads(tensor)):
+                yield f"blk.{name.split('.')[2]}.{own_name}.weight", part
             return
         name, kind = (name, "weight") if name.endswith(".sinks") else name.rsplit(".", 1)
         if name in MODEL_NAMES:
@@ -191,11 +222,40 @@ class Model:
             tensor = tensor.map(lambda rows: permute(rows, heads))
         if self.arch == "gptneox" and own_name.endswith("attn_qkv"):
             tensor = tensor.map(lambda rows: part_by_part(rows, self.heads))
-        if self.arch.startswith("gemma") and own_name.endswith("norm"):
+        if self.arch.startswith(("gemma", "qwen3next", "qwen35")) and own_name.endswith("norm") and not own_name.endswith("ssm_norm"):
             tensor = Array("F32", tensor.floats() + np.float32(1))
-        if tensor.values.ndim == 1 or own_name.endswith("ffn_gate_inp"):
+        if tensor.values.ndim == 1 or own_name.endswith(("ffn_gate_inp", "ssm_conv1d")):
             tensor = tensor.as_f32()
         yield f"{own_name}.{kind}", tensor
+
+    def recurrent(self, name, tensor):
+        """Value heads of Qwen3.5 in turns of key heads; convolutions of two dimensions."""
+        config, tail = self.config, name.split(".linear_attn.")[1]
+        if tail == "conv1d.weight":
+            tensor = tensor.map(lambda values: values[:, 0])
+        if self.arch != "qwen35":
+            return name, tensor
+        keys, dim = config["linear_num_key_heads"], config["linear_value_head_dim"]
+        first = 2 * keys * config["linear_key_head_dim"] if tail in ("in_proj_qkv.weight", "conv1d.weight") else 0
+        size = 1 if tail in ("A_log", "dt_bias", "in_proj_a.weight", "in_proj_b.weight") else dim
+
+        def turns(rows):
+            return rows.reshape(keys, -1, size, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
+        if tail == "norm.weight":
+            return name, tensor
+        if tail == "out_proj.weight":
+            return name, tensor.map(lambda values: turns(values.T).T)
+        return name, tensor.map(lambda values: np.concatenate([values[:first], turns(values[first:])]))
+
+    def of_key_heads(self, tensor):
+        """Queries, keys and values one behind the other, and gates, of a tensor that has them key head by key head."""
+        config, heads = self.config, self.config["linear_num_key_heads"]
+        key = config["linear_key_head_dim"]
+        value = config["linear_value_head_dim"] * config["linear_num_value_heads"] // heads
+        rows = tensor.values.reshape(heads, 2 * (key + value), -1)
+        parts = [rows[:, begin:end].reshape(-1, rows.shape[2]) for begin, end in
+                 ((0, key), (key, 2 * key), (2 * key, 2 * key + value), (2 * key + value, rows.shape[1]))]
+        return Array(tensor.kind, np.concatenate(parts[:3])), Array(tensor.kind, parts[3])
 
     def own_experts(self, name, tensor):
         before, tail = name.split(".experts.")
@@ -213,7 +273,7 @@ class Model:
         index, part, _ = tail.split(".")
         stack = self.stacks.setdefault((layer, part), {})
         stack[int(index)] = tensor
-        if len(stack) == self.config["num_local_experts"]:
+        if len(stack) == self.experts():
             stacked = np.stack([stack[i].values for i in range(len(stack))])
             yield f"blk.{layer}.ffn_{EXPERTS[part]}_exps.weight", Array(tensor.kind, stacked)
 

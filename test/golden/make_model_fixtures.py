@@ -24,7 +24,7 @@ import sys
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 ROOT = pathlib.Path(__file__).parent / "model"
 FAMILIES = {
@@ -198,6 +198,12 @@ CASES = {
                                   layer_types=["full_attention", "linear_attention", "linear_attention", "linear_attention",
                                                "full_attention"],
                                   rope_parameters=rope(10000.0, partial_rotary_factor=0.25)), "bfloat16", {}),
+    "qwen3_5-2": ("qwen3_5", dict(sizes(3, 32, 40, 4, 2, 16), **delta(2, 6, 4, 5, 3), tie_word_embeddings=True,
+                                  layer_types=["linear_attention", "linear_attention", "full_attention"],
+                                  rope_parameters=rope(1000000.0, partial_rotary_factor=0.5)), "bfloat16", {}),
+    "qwen3-fp8": ("qwen3", dict(sizes(1, 160, 96, 3, 1, 64), rope_parameters=rope(1000000.0)), "float32", dict(packed="fp8")),
+    "gpt_oss-mxfp4": ("gpt_oss", dict(sizes(2, 64, 32, 4, 2, 16), rope_parameters=rope(150000.0, **YARN), num_local_experts=3,
+                                      num_experts_per_tok=2, sliding_window=9), "bfloat16", dict(packed="mxfp4")),
 }
 VOCABULARY = 64
 
@@ -373,6 +379,48 @@ def run(model, documents, all_logits):
     return {name: torch.cat(list_).float().contiguous() for name, list_ in parts.items()}
 
 
+def fp8_of(weight):
+    """Codes, and a scale for each block of 128 rows and columns."""
+    rows, columns = (-(-extent // 128) for extent in weight.shape)
+    scales = torch.tensor([[weight[128 * r:128 * r + 128, 128 * c:128 * c + 128].abs().max() / 448 for c in range(columns)] for r in range(rows)])
+    spread = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[:weight.shape[0], :weight.shape[1]]
+    return {"": (weight / spread).to(torch.float8_e4m3fn), "_scale_inv": scales}
+
+
+def unpacked_fp8(folder):
+    """The weights of a checkpoint of FP8. transformers 5.24 takes blocks of equal parts where the last one is cut short: it gives 160
+    columns 80 and 80 in place of 128 and 32."""
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_scale_inv")]:
+        weight = name.removesuffix("_scale_inv")
+        spread = tensors.pop(name).repeat_interleave(128, 0).repeat_interleave(128, 1)
+        tensors[weight] = tensors[weight].float() * spread[:tensors[weight].shape[0], :tensors[weight].shape[1]]
+    return tensors
+
+
+def mxfp4_of(weight):
+    """Of matrices (experts, inputs, outputs) two codes a byte, the earlier one below, and the exponents of blocks of 32 inputs."""
+    levels = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    blocks = weight.transpose(1, 2).float().unflatten(2, (-1, 32))
+    exponents = torch.floor(torch.log2(blocks.abs().amax(-1))) - 2
+    scaled = blocks / torch.exp2(exponents)[..., None]
+    codes = (scaled.abs()[..., None] - levels).abs().argmin(-1) + 8 * (scaled < 0)
+    return {"_blocks": (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8), "_scales": (exponents + 127).to(torch.uint8)}
+
+
+def pack(folder, method):
+    """Rewrites the weights of a checkpoint as codes and scales, as published ones have them."""
+    tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    for name in [*tensors]:
+        if method == "fp8" and name.endswith("proj.weight") or method == "mxfp4" and name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            made = (fp8_of if method == "fp8" else mxfp4_of)(tensors.pop(name))
+            tensors.update({name + ending: tensor.contiguous() for ending, tensor in made.items()})
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config["quantization_config"] = {"quant_method": method, **(dict(weight_block_size=[128, 128], activation_scheme="dynamic")
+                                                                if method == "fp8" else dict(modules_to_not_convert=["lm_head"]))}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
 def make_case(number, name, family, fields, dtype, special):
     folder = ROOT / name
     folder.mkdir(parents=True)
@@ -386,8 +434,15 @@ def make_case(number, name, family, fields, dtype, special):
     assert (folder / "model.safetensors.index.json").exists() == bool(special.get("shards"))
     if "old" in special:
         make_old(folder, special["old"])
+    source, unpacking = folder, {}
+    if method := special.get("packed"):
+        pack(folder, method)
+        if method == "fp8":
+            source, unpacking = None, dict(config=config, state_dict=unpacked_fp8(folder))
+        else:
+            unpacking = dict(quantization_config=transformers.Mxfp4Config(dequantize=True))
     # From here on only the files on disk count.
-    model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = model_class.from_pretrained(source, dtype=torch.float32, attn_implementation="eager", **unpacking).eval()
     lengths = special.get("lengths", SHORT)
     documents = [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
     (folder / "documents.json").write_text(json.dumps(documents, separators=(",", ":")) + "\n")

@@ -1,6 +1,6 @@
 // GPT-NeoX and Pythia: layer norms, biases, an MLP without gate beside attention, heads turned in part.
 // gpt-oss: experts in all layers, with biases and their own gate; attention sinks; a window in every other layer. Its checkpoints
-// are mostly MXFP4, which only GGUF files may have here; checkpoints in bf16 are read.
+// are mostly MXFP4.
 // StarCoder2: layer norms, one switch for all biases, an MLP without gate, a window in all layers or none.
 // Phi 1, 1.5 and 2: layer norms, biases everywhere, heads turned in part; attention and an MLP without gate read the same
 // normalised input.

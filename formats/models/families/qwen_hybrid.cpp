@@ -58,7 +58,7 @@ void describe_qwen3_next(Reading& reading) {
   describe_hybrid(reading);
   const JsonFields& fields = reading.fields;
   ModelConfig& config = reading.config;
-  config.names.delta_fused = true;
+  config.names.of_delta.fused = "in_proj_qkvz", config.names.of_delta.numbers = "in_proj_ba";
   Mixture& mixture = config.mixture;
   mixture.experts = int_of(fields, "num_experts", kNextExperts);
   if (mixture.experts == 0) return;
@@ -73,25 +73,75 @@ void describe_qwen3_next(Reading& reading) {
   names.shared_expert = "mlp.shared_expert", names.shared_expert_gate = "mlp.shared_expert_gate";
 }
 
+/// llama.cpp adds 1 to norms, and lays value heads of a Qwen3.5 in turns of key heads.
+void describe_gguf(gguf::Reading& reading) {
+  const gguf::Fields& fields = reading.fields;
+  ModelConfig& config = reading.config;
+  DeltaLayers& delta = config.delta;
+  delta.key_heads = fields.need_size("ssm.group_count");
+  delta.value_heads = fields.need_size("ssm.time_step_rank");
+  delta.key_dim = fields.need_size("ssm.state_size");
+  delta.kernel = fields.need_size("ssm.conv_kernel");
+  const int width = fields.need_size("ssm.inner_size");
+  if (delta.value_heads < 1 || width % delta.value_heads != 0)
+    throw bad_input("{} is {}; it must be a multiple of {} ({})", fields.key("ssm.inner_size"), width,
+                    fields.key("ssm.time_step_rank"), delta.value_heads);
+  delta.value_dim = width / delta.value_heads;
+  TensorNames& names = config.names;
+  names.fused_qkv = {};
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    const auto has = [&](std::string_view name) {
+      return fields.has_tensor(fmt::format("blk.{}.{}", layer, name));
+    };
+    delta.layers.push_back(has("ssm_a"));
+    config.layer_rope.push_back(delta.layers.back() ? LayerRope::none : LayerRope::usual);
+    if (delta.layers.back()) continue;
+    config.qkv_bias = has("attn_q.bias"), config.output_bias = has("attn_output.bias");
+  }
+  gguf::set_no_window(reading);
+  config.norm_adds_one = false;
+  names.mlp_norm = "post_attention_norm";
+  DeltaNames& own = names.of_delta;
+  own = {.mixed = "attn_qkv",
+         .gate = "attn_gate",
+         .beta = "ssm_beta",
+         .decay = "ssm_alpha",
+         .kernel = "ssm_conv1d",
+         .decay_bias = "ssm_dt.bias",
+         .norm = "ssm_norm",
+         .output = "ssm_out",
+         .negative_rate = "ssm_a"};
+  delta.tiled = config.family != "qwen3_next";
+  if (delta.tiled) return;
+  own.numbers = "ssm_ba";
+  if (fields.has_tensor("blk.0.ssm_in.weight")) own.fused = "ssm_in";  // of older files
+  Mixture& mixture = config.mixture;
+  mixture.shared_width = fields.size_or("expert_shared_feed_forward_length", mixture.width);
+  names.shared_suffix = "_shexp", names.shared_expert_gate = "ffn_gate_inp_shexp";
+}
+
 }  // namespace
 
 std::span<const Family> qwen_hybrid() {
-  static constexpr Family kAll[] = {{.model_type = "qwen3_next",
-                                     .class_prefix = "Qwen3Next",
-                                     .parts = set_hybrid_parts,
-                                     .describe = describe_qwen3_next,
-                                     .head_dim = 256,
-                                     .may_be_partial = true,
-                                     .partial_rotary = 0.25,
-                                     .may_have_attention_bias = true},
-                                    {.model_type = "qwen3_5_text",
-                                     .class_prefix = "Qwen3_5",
-                                     .parts = set_hybrid_parts,
-                                     .describe = describe_hybrid,
-                                     .head_dim = 256,
-                                     .may_be_partial = true,
-                                     .partial_rotary = 0.25,
-                                     .may_have_attention_bias = true}};
+  static constexpr Family kAll[] = {
+      {.model_type = "qwen3_next",
+       .class_prefix = "Qwen3Next",
+       .parts = set_hybrid_parts,
+       .describe = describe_qwen3_next,
+       .gguf = {.architecture = "qwen3next", .describe = describe_gguf, .may_have_experts = true},
+       .head_dim = 256,
+       .may_be_partial = true,
+       .partial_rotary = 0.25,
+       .may_have_attention_bias = true},
+      {.model_type = "qwen3_5_text",
+       .class_prefix = "Qwen3_5",
+       .parts = set_hybrid_parts,
+       .describe = describe_hybrid,
+       .gguf = {.architecture = "qwen35", .describe = describe_gguf},
+       .head_dim = 256,
+       .may_be_partial = true,
+       .partial_rotary = 0.25,
+       .may_have_attention_bias = true}};
   return kAll;
 }
 

@@ -76,7 +76,7 @@ def _refuse_state(cache):
         for name, value in getattr(thing, "__dict__", {}).items():
             stored = number is not None and name in _STATES and isinstance(value, dict)
             if name not in _KEYS_AND_VALUES and not stored and _holds_numbers(value):
-                found.setdefault(name, []).extend(_numbers_with_state(value) if number is None else [number])
+                found.setdefault(name, []).extend([] if number is None else [number])
     if found:
         numbers = sorted({number for some in found.values() for number in some})
         whose = f"layers {', '.join(map(str, numbers))} hold" if numbers else "it holds"
@@ -91,12 +91,6 @@ def _holds_numbers(value):
         return any(_holds_numbers(one) for one in value)
     shape = getattr(value, "shape", None)
     return isinstance(shape, tuple) and len(shape) > 1 and all(shape)
-
-
-def _numbers_with_state(value):
-    """Layers with state, of a cache that keeps the states of all layers in one list."""
-    states = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
-    return [number for number, state in states if isinstance(number, int) and _holds_numbers(state)]
 
 
 def _layer_of_cache(number, layer):

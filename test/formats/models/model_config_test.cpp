@@ -466,11 +466,8 @@ TEST_CASE("config.json: what each family has besides, and how the kv file says w
            "swiglu_limit is 5; only 7 is supported");
   CHECK_EQ(refused(gpt_oss([](J& c) { c["rope_scaling"] = nullptr; }), {}),
            "rope_scaling is missing; gpt_oss models have it");
-  CHECK_EQ(refused(gpt_oss([](J& c) {
-                     c["quantization_config"] = {{"quant_method", "mxfp4"}};
-                   }),
-                   {}),
-           "quantization_config says mxfp4; weights must be float32, float16 or bfloat16");
+  d = parse(gpt_oss([](J& c) { c["quantization_config"] = {{"quant_method", "mxfp4"}}; }));
+  CHECK_EQ(d.config.mixture.experts, 128);
 
   d = parse(moe, [](J& c) { c["mlp_only_layers"] = {2}, c["num_experts"] = 16; });
   CHECK_EQ(d.config.mixture.layers, std::vector<bool>{true, true, false});
@@ -533,11 +530,12 @@ TEST_CASE("config.json: latent attention and the experts of DeepSeek") {
            "n_shared_experts is 0; it must be positive");
   CHECK_EQ(refused(v3(), [](J& config) { config["moe_layer_freq"] = 2; }),
            "moe_layer_freq is 2; only 1 is supported");
-  CHECK_EQ(refused(v3(),
-                   [](J& config) {
-                     config["quantization_config"] = {{"quant_method", "fp8"}};
-                   }),
-           "quantization_config says fp8; weights must be float32, float16 or bfloat16");
+  CHECK_EQ(
+      refused(v3(),
+              [](J& config) {
+                config["quantization_config"] = {{"quant_method", "fp8"}};
+              }),
+      "quantization_config says fp8; weights must be float32, float16, bfloat16, mxfp4, or fp8 with weight_block_size [128, 128]");
 
   J v2 = of_family("DeepseekV2ForCausalLM", "deepseek_v2");
   v2.erase("num_key_value_heads");
@@ -576,11 +574,12 @@ TEST_CASE("config.json: other architectures and features are refused, saying wha
   CHECK_EQ(parse(llama(), [](J& c) { c["architectures"] = {"LlamaModel"}; }).config.family, "llama");
   CHECK_EQ(refused(llama(), [](J& c) { c["hidden_act"] = "relu"; }),
            "hidden_act is 'relu'; supported are 'silu', 'gelu' and 'gelu_pytorch_tanh'");
-  CHECK_EQ(refused(llama(),
-                   [](J& c) {
-                     c["quantization_config"] = {{"quant_method", "gptq"}};
-                   }),
-           "quantization_config says gptq; weights must be float32, float16 or bfloat16");
+  CHECK_EQ(
+      refused(llama(),
+              [](J& c) {
+                c["quantization_config"] = {{"quant_method", "gptq"}};
+              }),
+      "quantization_config says gptq; weights must be float32, float16, bfloat16, mxfp4, or fp8 with weight_block_size [128, 128]");
   CHECK_EQ(refused(qwen2(), [](J& c) { c["is_causal"] = false; }),
            "is_causal is false; a model that reads what follows has no cache to go on with");
   for (const J& causal : {J(true), J(nullptr)})
