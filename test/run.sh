@@ -14,8 +14,8 @@ Installs what building and testing need and is not there, builds, and runs tests
   --program        leaves out the tests of lib/ and formats/ that .ci/run runs under sanitizers: builds the program, and runs the tests of
                    cli/, the program's cases, goldens, campaigns, and device code over its emulation but for cases named "(large)"
   --fast           for the work between two commits: builds the unit tests in build-dev/ (preset dev: no CUDA,
-                   warnings as errors, through ccache if it is installed) and runs them but for those whose names end in "(long)",
-                   the check of the format and that of the includes; nothing is installed
+                   warnings as errors, through ccache if it is installed) and runs them but for those whose names end in "(long)"
+                   and the corpora of fuzzing, the check of the format and that of the includes; nothing is installed
   --help           this text
 
 What else is given goes to ctest, for instance:  sh test/run.sh --fast -R kvcomp
@@ -41,8 +41,9 @@ export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 if [ $mode = fast ]; then
   cmake --preset dev >/dev/null
   cmake --build build-dev --target fast_tests
-  # The emulation of a device, tests that run the program, and those of many seconds have labels of their own.
-  exec ctest --test-dir build-dev --output-on-failure -j"$(nproc)" -L unit -LE program "$@"
+  # The emulation of a device, tests that run the program, and those of many seconds have labels of their own. Some tests wait for others
+  # to end, and leave a processor to the next.
+  exec ctest --test-dir build-dev --output-on-failure -j$((2 * $(nproc))) -L unit -LE program "$@"
 fi
 
 sh data/install-deps.sh test

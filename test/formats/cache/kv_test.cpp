@@ -586,7 +586,7 @@ TEST_CASE("kv: rows, documents and tokens come back, any shape, type and order o
       }
 }
 
-TEST_CASE("kv: same bytes for any number of threads") {
+TEST_CASE("kv: same bytes for any number of threads (long)") {
   const std::vector<uint64_t> lengths =
       kSanitized ? std::vector<uint64_t>{600, 500} : std::vector<uint64_t>{3000, 2000};
   const Environment epoch("SOURCE_DATE_EPOCH", "1700000000");

@@ -884,7 +884,7 @@ TEST_CASE("malformed: pieces of a codes file that are lost, interchanged or inve
 }
 
 TEST_CASE(
-    "malformed: any byte of a file may be wrong without a crash, and no wrong value comes out unnoticed") {
+    "malformed: any byte of a file may be wrong without a crash, and no wrong value comes out unnoticed (long)") {
   const Folder folder;
   const std::string good = folder / "good.h5", bad = folder / "bad.h5";
   write_sample_kv(good);
@@ -914,7 +914,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "malformed: any byte of a codes file may be wrong without a crash, and no wrong value comes out unnoticed") {
+    "malformed: any byte of a codes file may be wrong without a crash, and no wrong value comes out unnoticed (long)") {
   const Folder folder;
   const std::string good = folder / "good.h5", bad = folder / "bad.h5";
   const SampleCodes sample(4, {5, 0, 2}, true, 1);

@@ -217,7 +217,7 @@ TEST_CASE("probe: what HDF5 finds no memory for in the child was not looked at, 
 }
 
 TEST_CASE(
-    "probe: a small file that HDF5 does not come to the end of is refused after seconds, and looked at once") {
+    "probe: a small file that HDF5 does not come to the end of is refused after seconds, and looked at once (long)") {
   const Folder folder;
   const std::string path = folder / "x.h5";
   write_sample_kv(path);

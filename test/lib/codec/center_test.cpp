@@ -5,6 +5,7 @@
 #include "lib/codec/encoded.hpp"
 #include "lib/codec/outer_codecs.hpp"
 #include "lib/codec/registry.hpp"
+#include "lib/core/half.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/model/rope.hpp"
 #include "test/lib/codec/codec_table.hpp"

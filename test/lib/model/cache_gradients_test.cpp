@@ -202,7 +202,7 @@ TEST_CASE("derivatives by a cache: those of differences in double, for each part
   }
 }
 
-TEST_CASE("derivatives by a cache: across all tile bounds") {
+TEST_CASE("derivatives by a cache: across all tile bounds (long)") {
   // More queries than a tile, keys than a block and logits than are computed at a time; more inputs than a tile; more outputs than
   // are summed at a time; a chunk and more.
   constexpr size_t kSome = test::kSanitized ? 3 : 12;

@@ -84,7 +84,7 @@ std::string message_of(const std::function<void()>& body) {
 
 }  // namespace
 
-TEST_CASE("sparse: payload and ids take the paper's bits, for all shapes of its table") {
+TEST_CASE("sparse: payload and ids take the paper's bits, for all shapes of its table (long)") {
   struct Row {
     int layer_group, heads, head_dim;
     int64_t sparsity;
