@@ -43,14 +43,6 @@ class KeySource {
       if (!book.empty()) throw usage_error("{}: a kv file needs no book; leave out --book", file);
       kv_.emplace(file);
     }
-    const Documents& documents = axis().documents;
-    for (const int layer : layers())
-      for (size_t i = 0; i < documents.count(); ++i)
-        if (documents.left_out_of(layer, i) > 0)
-          throw bad_input(
-              "{}: index needs all tokens of a document; layer {} leaves out what its window does not need, so "
-              "dump it with --window-layers keep",
-              file, layer);
   }
 
   TokenAxis axis() const { return kv_ ? token_axis(*kv_) : token_axis(*codes_); }
@@ -122,7 +114,8 @@ class Indexing {
   }
 
   IndexInfo info;
-  NameRule names = {false, {}};  ///< documents that are left out or replaced
+  NameRule names = {false, {}};    ///< documents that are left out or replaced
+  std::vector<int> window_layers;  ///< that get no clusters
   std::vector<uint64_t> positions;
   std::vector<uint32_t> tokens;
   uint64_t new_tokens() const { return new_tokens_; }
@@ -373,6 +366,7 @@ std::string report(const std::vector<IndexedLayer>& results, const IndexOptions&
                  {"file_bytes", bytes},
                  {"seconds", seconds}};
     json.update(json_of(indexing.names.measures()));
+    if (!indexing.window_layers.empty()) json["layers_without_clusters"] = indexing.window_layers;
     json["layers"] = layers;
     return text_of(json);
   }
@@ -445,12 +439,28 @@ std::string index(Command& command) {
     });
   }
   const auto there = source.layers();
-  const auto layers = old ? old->layers() : options.layers.choose(there, source.axis().name);
+  auto layers = old ? old->layers() : options.layers.choose(there, source.axis().name);
   for (const int layer : layers)
     if (std::find(there.begin(), there.end(), layer) == there.end())
       throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", source.axis().name, layer,
                       old->name(), ranges_text(there));
+  const Documents& stored = source.axis().documents;
+  std::vector<int> trimmed;
+  for (const int layer : layers)
+    if (stored.held(layer) < stored.tokens()) trimmed.push_back(layer);
+  if (!trimmed.empty()) {
+    if (old || command.given("layers") || trimmed == layers)
+      throw bad_input(
+          "{}: layer {} holds what its window needs, and clusters need all tokens: dump it with "
+          "--window-layers keep, or leave out that layer",
+          source.axis().name, trimmed.front());
+    std::erase_if(layers, [&](int layer) { return std::ranges::binary_search(trimmed, layer); });
+    options.common.note(
+        "layers {} hold what their windows need, and get no clusters; select takes all tokens of them",
+        ranges_text(trimmed));
+  }
   Indexing indexing(source, options, old ? &*old : nullptr);
+  indexing.window_layers = trimmed;
   indexing.names.note(options.common);
   indexing.info.parameters = to_record(options.clusters);
   indexing.info.parameters.set("prompt", options.prompt);

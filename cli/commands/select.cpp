@@ -40,7 +40,10 @@ struct Clusters {
   IndexReader index;
   std::map<size_t, size_t> documents;  // by the document of the codes
 
-  Clusters(const std::string& file, const CodesReader& codes, const std::vector<int>& layers) : index(file) {
+  /// rule: layers that hold a window only, and that the index therefore leaves out, become dense ones.
+  Clusters(const std::string& file, const CodesReader& codes, const std::vector<int>& layers,
+           SelectionRule& rule)
+      : index(file) {
     check_same_model(index.name(), index.info().model, codes.name(), codes.info().model);
     for (const Match& match : match_documents(token_axis(codes), token_axis(index))) {
       if (match.original != codes.info().documents.offsets[match.original_document])
@@ -48,11 +51,17 @@ struct Clusters {
                         index.info().documents.names[match.other_document], codes.name());
       documents[match.original_document] = match.other_document;
     }
-    for (const int layer : layers)
-      if (std::ranges::find(index.layers(), layer) == index.layers().end())
+    const Documents& stored = codes.info().documents;
+    for (const int layer : layers) {
+      if (has(layer)) continue;
+      if (stored.held(layer) == stored.tokens())
         throw bad_input("{}: there is no layer {}; it has layers {}", index.name(), layer,
                         ranges_text(index.layers()));
+      rule.dense_layers.push_back(layer);
+    }
   }
+
+  bool has(int layer) const { return std::ranges::count(index.layers(), layer) > 0; }
 
   ClusterIndex read(int layer, size_t document, size_t head, std::string_view name) const {
     const auto place = documents.find(document);
@@ -206,7 +215,7 @@ class LayerRun {
     const bool by_index = rule_.by == SelectBy::signs ||
                           (rule_.by == SelectBy::codes && work_.codec.entry().capabilities.has_index);
     if (by_index) return coded_keys.selector(head, rule_.by == SelectBy::signs);
-    if (work_.clusters) {
+    if (work_.clusters && work_.clusters->has(layer_)) {
       const std::string_view name = work_.codes.info().documents.names[match.other_document];
       cluster_index_ = work_.clusters->read(layer_, match.other_document, head, name);
       auto all = std::make_unique<ClusterSelector>(*cluster_index_, match.count);
@@ -342,7 +351,7 @@ std::string select(Command& command) {
     throw usage_error("{}: codes of {} layers together cannot be selected from", codes.name(),
                       codes.info().layer_group);
   const auto layers = options.layers.choose(codes.info().groups, codes.name());
-  const SelectionRule rule = options.selection.rule(codes.info().model.num_layers);
+  SelectionRule rule = options.selection.rule(codes.info().model.num_layers);
   const auto heads = [&](int layer) { return codes.info().model.layer_shape(layer).heads; };
   for (const int layer : layers)
     if (heads(layer) != heads(layers.front()) && rule.share != Share::each)
@@ -359,7 +368,7 @@ std::string select(Command& command) {
   const auto matches = match_documents(token_axis(kv), token_axis(codes),
                                        options.documents.choose(codes.info().documents, codes.name()));
   std::optional<Clusters> clusters;
-  if (!options.index.empty()) clusters.emplace(options.index, codes, layers);
+  if (!options.index.empty()) clusters.emplace(options.index, codes, layers, rule);
 
   const ScoreForms forms = forms_of_scores(kv, options.common);
   const auto run = [&](OutputFile* output) {

@@ -114,8 +114,14 @@ refused attend start-codes.h5 --queries trim.h5 -o x.h5
 refused attend codes.h5 --queries trim.h5 -o x.h5
 refused select codes.h5 --queries trim.h5 --by codes --budget 9 -o x.h5
 kvcodec attend codes.h5 --queries trim.h5 --layers 1 --json --quiet | jq .queries
-# Clusters are of all tokens.
-refused index trim.h5 -o x.h5
+# Layers that hold their windows only get no clusters, and select takes all tokens of them.
+kvcodec index last.h5 --sink 2 --clusters 5 --json -o own.h5 2>note | jq -c '[[.layers[].layer], .layers_without_clusters]'
+cat note
+kvcodec select last-codes.h5 --queries last.h5 --by clusters --index own.h5 --first 1 --newest 1 --budget 4 --dense-layers none --json --quiet |
+  jq -c '[.layers[] | [.layer, .dense, .tokens < .visible]]'
+refused index last.h5 --layers 0 -o x.h5
+refused index last.h5 --append index.h5 -o x.h5
+refused select whole-codes.h5 --queries whole.h5 --by clusters --index own.h5 --budget 4 -o x.h5
 # A model without windows keeps all.
 export SOURCE_DATE_EPOCH=1700000000
 kvcodec dump-kv --model src/data/demo-model --tokens ids --window-layers trim --quiet -o demo.h5 >dump
