@@ -46,7 +46,7 @@ struct DumpOptions final : CommandOptions {
          "file",
          &tokens},
         {"append",
-         "add the documents to this kv file, in place, and store of them what it has of others; not with -o",
+         "add the documents to this kv file, in place, with its type, layers, and queries if any; not with -o",
          &append},
         {"special",
          "leave out the special tokens (beginning of text) that the tokenizer puts around a document",

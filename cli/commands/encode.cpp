@@ -74,7 +74,7 @@ struct EncodeOptions final : CommandOptions {
          .choices = {"bf16", "f16"}},
         {"rope",
          "undo: give the codec keys from before the rotary embedding, turned back by their index in the "
-         "document; whoever decodes turns them forward again (default: keep them as they are, or as the "
+         "document; decoding turns them forward again (default: keep them as they are, or as the "
          "book was trained)",
          &rope},
     };

@@ -28,11 +28,10 @@ struct PrepareOptions final : CommandOptions {
 
   std::vector<OptionField> fields() override {
     return {{"tokens", "learn from N tokens, as many of each text file", &tokens, 4096, 1LL << 40},
-            {"chunk", "tokens of a document that they are cut into, at most those of the model's context",
-             &chunk, 64},
+            {"chunk", "cut the texts into documents of N tokens, at most the model's context", &chunk, 64},
             {"judged-documents",
-             "documents of 1,024 tokens, spread evenly over the texts, on which it is measured what errors "
-             "cost",
+             "documents of 1,024 tokens, spread evenly over the texts, on which the cost of errors "
+             "is measured",
              &judged, 1}};
   }
 };

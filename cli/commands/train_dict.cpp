@@ -95,7 +95,7 @@ void check_memory(const SignalSource& source, const TrainDictOptions& options, s
   const uint64_t trained = checked_mul(count, trained_bytes(source, options.training), ErrorKind::usage);
   if (trained > memory)
     throw usage_error(
-        "{} dictionaries of {} atoms, with what --optimizer {} keeps, take {}, more than --memory ({}): take "
+        "{} dictionaries of {} atoms, with the state of --optimizer {}, take {}, more than --memory ({}): take "
         "fewer --atoms{}",
         count, options.training.atoms, options.training.optimizer, size_text(trained), size_text(memory),
         trained > checked_mul(count, atom_bytes) ? ", or an optimizer that keeps less" : "");

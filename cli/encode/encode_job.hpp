@@ -27,8 +27,8 @@ struct Job {
   NameRule names = {false, {}};  ///< documents that are left out or replaced
 };
 
-/// The documents of a kv file to encode. base: codes that they are added to, or null. documents: those of the codes; new ones are
-/// added, behind no others if they replace any of them (NameRule::replaces): the two parts are then written one by one. Throws
+/// The documents of a kv file to encode. base: codes that they are added to, or null. documents: the table of the codes, where new ones are
+/// added; if some replace others (NameRule::replaces) it has the new ones alone: old and new are then written apart. Throws
 /// Error(bad_input) for a document that continues another while some layers leave out tokens.
 Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesReader* base,
              const Additions& how, Documents& documents);

@@ -106,7 +106,7 @@ struct CommonOptions final : Options {
 
   /// Notes what happened to documents of these names, if there are any; `what` precedes the first names.
   void note_documents(const std::string& what, const std::vector<std::string>& names) const;
-  /// True, with a note, if a part of what was added to the file stays in its journal, because a reader made it stay.
+  /// True, with a note, if a part of what was added to the file is still in its journal, because of a reader.
   bool note_journal(const std::string& file) const;
   /// Prints a note on standard error besides the result, unless --quiet.
   template <class... Args>

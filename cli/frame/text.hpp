@@ -34,8 +34,8 @@ std::string wrapped(std::string_view text, size_t width, size_t indent);
 
 /// Text for a terminal, on one line: control characters, and bytes that are not UTF-8, as \n, \t or \x1b.
 std::string printable(std::string_view text);
-/// A message in this form, without what passwords of URLs say (shown_text). In the middle of a very long one, which repeats what a user
-/// or a file gave, the number of bytes left out stands for them.
+/// A message in this form, without the passwords in URLs (shown_text). The middle of a very long one, which repeats what a user
+/// or a file gave, is replaced by the number of its bytes.
 std::string message_text(std::string_view text);
 
 /// The parts of a list, empty ones too.

@@ -10,8 +10,8 @@
 
 namespace kvcodec::cli {
 
-/// Computes the first tokens of a document again, in the model's first layers, and compares. Returns why that cannot be done;
-/// std::nullopt: the cache is the model's. Throws Error(bad_input) if it is not, with what would make it so, if that is known: another
+/// Computes the first tokens of a document again, in the model's first layers, and compares. Returns why it cannot compare them;
+/// std::nullopt: the cache is the model's. Throws Error(bad_input) if it is not, naming what differs, where that is known: another
 /// order of pairs, Hadamard blocks, keys from before the rotary embedding.
 std::optional<std::string> probe_cache(const interop::ForeignCache& cache, ModelFiles& files,
                                        const CommonOptions& common);

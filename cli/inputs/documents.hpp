@@ -83,8 +83,8 @@ struct InputFiles {
   std::vector<std::string> all() const;
 };
 
-/// The rule of all commands that add documents: of documents with the name of one before, those with its tokens are left out; those
-/// with other tokens are refused, or take its place (--replace). The caller numbers all documents in one order.
+/// The rule of all commands that add documents: a document with the name and tokens of an earlier one is left out; one with
+/// its name and other tokens is refused, or replaces it (--replace). The caller numbers all documents in one order.
 class NameRule {
  public:
   /// where: the file that they are added to, for messages. advice: what a refusal proposes besides --replace.

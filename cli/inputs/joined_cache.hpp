@@ -37,7 +37,7 @@ std::vector<std::string> history_of(const JoinOptions& options);
 
 class JoinedCache {
  public:
-  /// The chosen documents in the order in which they are named, all of them in that of the files; empty ones are left out. engine: decodes; may be nullptr.
+  /// The chosen documents in the order of their naming, or, without a choice, all in the files' order; not empty ones. engine: decodes; may be nullptr.
   /// turned: keys come after the rotary embedding, whatever the files have. Throws Error(bad_input) for files of different models or
   /// layers, for a rotary embedding that is not known where keys must be turned, for several documents of which one lacks tokens that
   /// its layers' windows do not need, and, to keep one first token, for documents that begin differently.
@@ -48,7 +48,7 @@ class JoinedCache {
   const std::vector<int>& layers() const { return sources_.front()->layers(); }
   uint64_t tokens() const { return tokens_; }
   size_t count() const { return parts_.size(); }  ///< of documents
-  /// The number of the document in the first file that the result is, as it stands there from position 0 on; std::nullopt: it is not one.
+  /// If the result is one document of the first file, unchanged and from position 0 on, its number there; else std::nullopt.
   std::optional<size_t> unchanged() const;
   /// Names, with + between them.
   std::string name() const;

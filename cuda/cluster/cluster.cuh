@@ -39,7 +39,7 @@ struct ClusterSearches {
   float* token_scores = nullptr;  ///< [count][room]: of their clusters; 0 for tokens that are taken anyway
   size_t room = 0;
   uint32_t* counts = nullptr;  ///< [count]
-  uint32_t* nan = nullptr;     ///< becomes 1 if a score is none; 0 before
+  uint32_t* nan = nullptr;     ///< becomes 1 if a score is NaN; 0 before
 };
 [[nodiscard]] Status run_select_clusters(const ClusterSearches& searches, StreamHandle stream);
 

@@ -13,7 +13,7 @@ namespace kvcodec::cuda {
 constexpr size_t kPeakBytes = size_t{256} << 20;
 constexpr size_t kMaxRows = kMaxGridRows * kPeakTile;
 
-/// Up to which the sums of norms are within kSlack (nearest.cu), and 32-bit ids of whole tiles are.
+/// Limits up to which kSlack (kmeans.cu) covers sums of norms, and 32-bit ids cover whole tiles.
 constexpr size_t kMaxDimensions = size_t{1} << 15, kMaxIds = size_t{1} << 31;
 
 DeviceMatrix::DeviceMatrix(MatrixView<const float> rows) {

@@ -18,7 +18,7 @@ struct TrainingBatch {
   uint32_t signals = 0, width = 0, sparsity = 0;
 };
 
-/// residuals = batch - residuals, which are the signals of the codes before; energies[i] and left[i] are
+/// residuals = batch - residuals, which the caller sets to the decoded signals; energies[i] and left[i] are
 /// those of the batch's signal and of its residual, summed in double in the order of channels.
 [[nodiscard]] Status run_residuals(const TrainingBatch& batch, double* energies, double* left,
                                    StreamHandle stream);
@@ -38,7 +38,7 @@ struct TrainedAtoms {
   float* rows = nullptr;
   float *gradients = nullptr, *mean = nullptr, *variance = nullptr;  ///< (count, width) each
   uint32_t count = 0, width = 0, stride = 0;
-  uint32_t* unusable = nullptr;  ///< becomes 1 where an atom has no norm that could be
+  uint32_t* unusable = nullptr;  ///< becomes 1 if an atom's norm is not positive and finite
 };
 /// Gradients grow by `factor` times the pairs of those signals, in their order.
 [[nodiscard]] Status run_gradients(const TrainingBatch& batch, const TrainingWindow& window, float factor,

@@ -70,7 +70,7 @@ struct AttentionTile {
   uint32_t row;        ///< of the first token among query and out
   uint32_t key_first;  ///< row of the document's position 0 among keys and values
   uint32_t position;   ///< of the first token
-  uint32_t tokens;     ///< at most attention_rows() over the lesser of it and the group
+  uint32_t tokens;     ///< at most attention_rows() / min(attention_rows(), heads of a group)
 };
 
 /// Causal attention, as causal_attention of lib/model.

@@ -27,9 +27,9 @@ struct DocumentList {
   std::vector<uint64_t> bytes = {};   ///< of each document: keys and values, or parts of codes
   std::vector<uint64_t> values = {};  ///< of each document: how many numbers of it the file's layers hold
   uint64_t file_bytes = 0;            ///< on disk
-  uint64_t needed_bytes = 0;  ///< of these, what a copy of all documents has too, except for HDF5's own
+  uint64_t needed_bytes = 0;  ///< of these, what a copy of all documents needs, without HDF5's overhead
 
-  /// About how many bytes a copy of all documents has fewer.
+  /// About how many bytes a copy of all documents saves.
   uint64_t spare_bytes() const;
 };
 /// Throws Error(bad_input) for files of other types.

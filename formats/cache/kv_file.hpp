@@ -40,7 +40,7 @@ class KvReader {
   std::vector<uint64_t> positions(uint64_t first, uint64_t count) const;
 
   /// Reads tokens [first, first + out.rows()) of one side of one layer, widened to float. out: (n, heads * stored_dim) of the
-  /// layer's shape, of values that lie in keys without columns or with those of the values; any stride, so that several layers can be laid side by side. If
+  /// layer's shape (for values that lie in keys: no columns, or those of the values); any stride, so that layers can lie side by side. If
   /// layers leave out tokens, all tokens must be of one document. Throws Error(bad_input) for a missing layer, tokens that it does
   /// not hold, a wrong checksum, and values that are not finite (naming layer, token, head and dimension).
   void read(Side side, int layer, uint64_t first, MatrixView<float> out) const;

@@ -1,5 +1,5 @@
 // Temporary files: those that become outputs when they are complete, and those that vanish with the process. A killed run leaves
-// none behind, or only such that the next run recognizes.
+// none behind, or only files that the next run removes.
 #pragma once
 
 #include <cstddef>

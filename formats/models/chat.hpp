@@ -9,8 +9,7 @@ namespace kvcodec {
 /// The text around a user's message, up to where the model's answer begins, and the token that ends the answer.
 struct ChatForm {
   std::string_view name;
-  std::string_view
-      mark;  ///< that templates of this form have, and those of earlier entries of the list do not
+  std::string_view mark;  ///< a text in templates of this form, which have no earlier entry's mark
   std::string_view before, behind;
   std::string_view end;  ///< empty: the model's own end of text
 };

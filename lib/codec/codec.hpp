@@ -56,7 +56,7 @@ struct CodecContext {
   DType storage = DType::bf16;
   /// The blocks that all keys, and all values, of an f32 cache come from. For Capabilities::keeps_blocks.
   std::array<ValueBlocks, 2> blocks = {};
-  bool recorded = false;  ///< there are codes: they have nothing that their record does not name
+  bool recorded = false;  ///< made from the record of codes: automatic options not in it are off
   PairOrder key_pairs = PairOrder::halves;  ///< how keys lay when they were cut into these blocks
   const Book* book = nullptr;               ///< read by make alone; nullptr where the codec needs none
   Engine* engine = nullptr;   ///< the device that computes, nullptr: the CPU does; outlives the codec

@@ -1,4 +1,4 @@
-// The shape of a layer in a cache, and of a codec's unit: one side of some consecutive layers, or both sides of them together.
+// The shape of a layer in a cache, and of a codec's unit: one side of some layers, or both sides of them together.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +53,7 @@ struct LayerShape {
     return heads == other.heads && key_dim == other.key_dim &&
            stored_dim(Side::value) == other.stored_dim(Side::value);
   }
-  /// The number of values that divides heads of both sides, for what is one for some values of a row.
+  /// The largest number that divides heads of both sides: values that share a class in first tokens.
   size_t values_of_class() const { return static_cast<size_t>(std::gcd(key_dim, stored_dim(Side::value))); }
 };
 

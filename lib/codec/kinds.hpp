@@ -2,7 +2,7 @@
 //
 // Layers are of one kind if they have the same heads with the same dimensions and hold the same tokens: the full-attention layers of a
 // hybrid, say, or the layers with windows beside the others. A book learns each kind by itself, as if a model had its layers alone, numbered
-// from 0; joined, the books of all kinds are one. So no codec with a book knows that layers differ.
+// from 0; join_kinds() makes one book of all. So codecs with a book need not know that layers differ.
 //
 // Joined books have the parameter `kinds`: the layers of each kind, as "0,1,3;2". Parameters and arrays that are the same in all of them
 // have their own names; those of kind k are named "k/NAME", in the record of training "training/k/NAME".

@@ -64,7 +64,7 @@ struct BitOptions : Options {
     return {
         .name = "layer-bits",
         .help =
-            "bits of each layer's keys, then of its values, as '3 2 2 3': as --total-bits finds them with "
+            "bits of all layers' keys, then of all their values, as '3 2 2 3'; --total-bits finds them with "
             "--weights (default: --bits for all)",
         .target = &layer_bits};
   }

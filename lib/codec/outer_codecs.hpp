@@ -1,7 +1,7 @@
-// Keys before the rotary embedding, for any codec.
+// Wrappers for any codec: keys turned back, exact first tokens, channels centred.
 //
 // The embedding turns every pair of a key's dimensions by an angle that grows with the token's position. Dimensions that were nearly
-// constant along a document, or few directions, are so no more. So a codec may get keys that are turned back, and its decoded keys are
+// constant along a document, or few directions, then vary. So a codec may get keys that are turned back, and its decoded keys are
 // turned forward again: except for rounding to the cache's 16-bit type, nothing is lost, and the codec is not affected.
 //
 // Keys are turned back by their index in the document, not by the positions that a file notes: the decoder knows the
@@ -74,7 +74,7 @@ std::unique_ptr<Codec> keep_first_tokens(std::unique_ptr<Codec> inner, int64_t s
 StreamSpec sink_stream(const GroupShape& shape, DType storage);
 
 // Channels centred, for any codec. In some models (Qwen2.5, whose projections of keys have biases) a channel's values lie far from 0 and
-// close together: what shares a step or a rotation over channels then spends its bits on the means. So the means of a file's first tokens
+// close together: codecs that share a step or rotation over channels then spend bits on the means. So the means of a file's first tokens
 // are kept, and the inner codec gets what is left of the values; exact first tokens stay as they are. Before the rotary embedding the means of
 // keys are the same everywhere in a document, so that this comes inside undo_rope().
 //   means  f32 [layers][heads][d], shared
@@ -90,7 +90,7 @@ inline OptionField center_field(Centered& center) {
   return {
       .name = "center",
       .help =
-          "sides whose channels lose their means, which the file keeps, before they are quantized; auto: keys, where "
+          "sides whose channel means are subtracted, and kept in the file, before coding; auto: keys, where "
           "that gains",
       .target = &center};
 }

@@ -3,7 +3,7 @@
 // All ranks run the same program over the same data, but each computes only its share of the expensive work. Then they exchange results, so
 // that every rank has all of them and continues alike. Only whole results (ids, rows, sums of slices) are exchanged, and a sum over several
 // of them is formed in an order that depends on the data alone (sum_slices below). So any number of ranks gives the same bytes, on machines
-// of one kind: some steps each rank takes for itself.
+// of one kind: each rank repeats some steps by itself.
 //
 // alone() is the only rank of a program that was started alone, and costs nothing. cli/frame/mpi_team.cpp implements this interface by MPI.
 #pragma once

@@ -56,7 +56,7 @@ struct Clustering {
   bool converged = false;        ///< the last round changed no assignment
 };
 
-/// The steps of a round. Without an engine, the CPU does. The CUDA implementation (cuda/kmeans/kmeans.hpp)
+/// The steps of a round; without an engine the CPU does them. The CUDA implementation (cuda/kmeans/kmeans.hpp)
 /// gives the same bits.
 class KmeansEngine {
  public:

@@ -133,7 +133,7 @@ struct DeltaLayers {
   int value_heads = 0;
   int key_dim = 0, value_dim = 0;  ///< of each head
   int kernel = 0;                  ///< tokens that the convolution reads
-  /// Value head h reads key head h % key_heads, as in GGUF files, and not those of one key head lie together.
+  /// Value head h reads key head h % key_heads, as in GGUF files; else those of one key head lie together.
   bool tiled = false;
   int key_head_of(int head) const { return tiled ? head % key_heads : head / (value_heads / key_heads); }
   int key_width() const { return key_heads * key_dim; }

@@ -39,7 +39,7 @@ struct LoopOptions {
   /// The tokens of the prefix that go through a codec in layers with windows. With trim, a codec must not group
   /// layers that keep different tokens.
   WindowLayers window_layers = WindowLayers::keep;
-  /// The prefix is read so. Queries of codecs and selections are those of the model that read it whole.
+  /// How the prefix is read. Queries of codecs and selections are those of the model that read it whole.
   Joining joining = {};
   /// For selections; codecs and model have their own. nullptr: the CPU.
   Engine* engine = nullptr;

@@ -117,7 +117,7 @@ struct SelectionQuality {
   double recall =
       0;  ///< of the true best tokens, as many as were selected within the budget; sum over selections
   double mass = 0;  ///< share of the attention weights of tokens, beside that of a sink; sum over outputs
-  double stored_error = 0;  ///< the same with the keys and values of the codes; sum over outputs
+  double stored_error = 0;  ///< output_error with keys and values of the codes; sum over outputs
   double output_error = 0;  ///< relative error of attention over the selected tokens; sum over outputs
   /// For each of kCacheSteps, counted in tokens: those selected, and those of them that had to be fetched because the cache did not hold
   /// them. Tokens that are always available are not counted: the sink, those that wait for their cluster, and those beside the budget.

@@ -148,7 +148,7 @@ Prediction learn_prediction(const Matrix<double>& covariance, const ErrorMetric&
 Matrix<double> residual_covariance(const Matrix<double>& covariance, const Prediction& prediction);
 
 // The transform: an orthonormal basis of weighted vectors (Karhunen and Loeve) and the way back.
-// // A vector x is a token's data in some layers, keys and values of all their heads. Errors of its values cost a model
+// A vector x is a token's data in some layers, keys and values of all their heads. Errors of its values cost a model
 // differently; the metric M gives their cost. With W = M^(1/2), C the covariance of x and W C W = U L U', the rows of U' W x are
 // uncorrelated, and a unit of squared error in any of them costs the same: one quantizer step serves all, as reverse
 // water-filling requires (Cover and Thomas, "Elements of Information Theory", section 10.3.3).

@@ -17,7 +17,7 @@ def value_of(config, name, usual=None):
 
 
 def text_config(config):
-    """That of a model's text; a model is as good as its config."""
+    """The config of a model's text part; takes a config or a model."""
     config = config.config if hasattr(config, "named_parameters") else config
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 

@@ -4,8 +4,8 @@
 // Quantization", 2026, section 3; there values are weighed with attention, and rotations learned once for a model).
 //
 // Shared streams, H heads of d dimensions
-//   rotation         u8  [H][d][d]   a row for each rotated channel: what it is the sum of, as levels + 128 …
-//   rotation_scales  f32 [H][d]      … of a scale
+//   rotation         u8  [H][d][d]   a row of coefficients for each rotated channel, as levels + 128 …
+//   rotation_scales  f32 [H][d]      … times this scale
 #pragma once
 
 #include <memory>

@@ -43,8 +43,9 @@ struct KvcompOptions final : Options {
   void check() const override {
     if (center != Centered::automatic && center != Centered::none &&
         (bounded(Side::key) || bounded(Side::value)))
-      throw usage_error("center is {}; bounds of errors are for values as they are: leave out one of both",
-                        name_of(center));
+      throw usage_error(
+          "center is {}; error bounds need values that are not centred: leave out one of the two",
+          name_of(center));
   }
 
   /// True if an option bounds the errors of that side: then key-rel or value-rel has no default.

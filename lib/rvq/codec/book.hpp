@@ -38,7 +38,7 @@ namespace kvcodec {
 //
 // A band of neighbouring frequencies is high. Pairs that turn at nearly the same speed have much in common,
 // which a quantizer of both uses; choosing the worst pairs one by one would separate them. On the demo model
-// that costs more than the split gains (data/experiments/README.md, rvq-ablation).
+// that costs more than the split gains.
 
 enum class SplitBy : uint8_t {
   measured,  ///< the band with the largest errors of a probe quantizer is high
