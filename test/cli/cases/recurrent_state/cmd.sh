@@ -93,6 +93,9 @@ refused generate part.h5 --documents 0 --model model --prompt " and so"
 kvcodec export kv.h5 --to numpy --documents 0 -o cache.npz 2>&1 >/dev/null | grep state
 # Damage.
 cp kv.h5 bad.h5 && damage bad.h5 flip /state/data
-kvcodec check bad.h5
-refused encode bad.h5 --codec lossless -o x.h5
-refused generate bad.h5 --documents 0 --model model --prompt " and so"
+# A state's last bits, and so its checksums, depend on the processor.
+{
+  kvcodec check bad.h5
+  refused encode bad.h5 --codec lossless -o x.h5
+  refused generate bad.h5 --documents 0 --model model --prompt " and so"
+} | sed 's/([0-9a-f]* stored, [0-9a-f]* found)/(… stored, … found)/'
