@@ -182,7 +182,7 @@ class TransformSurvey final : public Survey {
   /// Number of tokens that the next one stands for: one in so many runs around this one is looked at. 0: it is not.
   uint32_t weight_of_next() const {
     if (token_ < lead_) return 0;
-    const uint64_t run = seen_ / kRun, apart = run < kWholeRuns ? 1 : 2 * std::bit_floor(run / kWholeRuns);
+    const uint64_t run = seen_ / kRun, apart = std::max<uint64_t>(1, 2 * std::bit_floor(run / kWholeRuns));
     return run % apart == 0 ? static_cast<uint32_t>(apart) : 0;
   }
 
@@ -535,11 +535,11 @@ class TransformCodec final : public Codec {
 
   /// halves: 16-bit rows of the tokens that fell out of the window, (n, width).
   void append_blocks(const GroupShape& shape, std::span<const uint16_t> halves, StreamStore& document) const {
-    const size_t width = shape.width(), tokens = halves.size() / width, block = as_size(coding_.block);
     if (engine_) engine_->fall_back("transform: encoding");
     TransformView view(coding_, shape, document);
     view.refresh();
     const TransformPart& part = view.part();
+    const size_t width = part.width(), tokens = halves.size() / width, block = as_size(coding_.block);
     // The last block, if tokens can be added to it, is coded anew with them.
     const Matrix<int32_t> unfinished = view.unfinished();
     uint64_t complete = document.rows(kBlocks);
