@@ -11,7 +11,7 @@ shift 2
 kvcodec=${KVCODEC:-kvcodec}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "$out"
-# Pieces of 2,500 to 3,500 tokens, which begin at these headings.
+# Pieces of 1,900 to 2,600 tokens, which begin at these headings.
 rm -f "$out"/piece-*
 awk -v out="$out" '/^(3\. Single|4\. Rollback|6\. Additional|7\.3\. )/ || NR == 1 { ++piece } /^9\. Things/ { exit }
   { print >(out "/piece-" piece ".txt") }' "$here/../text/technical.txt"
