@@ -40,7 +40,7 @@ constexpr uint64_t kMaxSampledValues = uint64_t{1} << 28;
 /// If a codec keeps more than this share of the narrow sample exactly, as a window does, it says too little of others.
 constexpr double kMaxExact = 0.25;
 
-/// So far from the target a measure is nearly linear in the setting, and none between is tried: a share of a rate, decibels of a quality.
+/// Within this distance of the target a measure is nearly linear, and no setting between is tried: a share of a rate, decibels of a quality.
 constexpr double kNear = 0.015, kNearDb = 0.25;
 constexpr int kMaxTries = 30, kLossRounds = 5;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -261,7 +261,7 @@ class Bracket {
   Point low() const { return std::prev(high_); }
   Point high() const { return high_; }
 
-  /// True if both settings are known and one is so near to the target, or both are three times as far, that setting() needs no more.
+  /// True if both settings are known and one is within `near` of the target, or both within three times that: setting() needs no more.
   bool closes(double near) const {
     if (!has_low() || !has_high() || !std::isfinite(high()->second)) return false;
     const double below = target_ - low()->second, above = high()->second - target_;
