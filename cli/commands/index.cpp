@@ -403,6 +403,15 @@ void declare(Command& command, IndexOptions& options) {
   options.common.declare(command);
 }
 
+/// Takes out of `layers` those that do not hold all tokens, and returns them.
+std::vector<int> take_out_trimmed(std::vector<int>& layers, const Documents& documents) {
+  std::vector<int> trimmed;
+  for (const int layer : layers)
+    if (documents.held(layer) < documents.tokens()) trimmed.push_back(layer);
+  std::erase_if(layers, [&](int layer) { return documents.held(layer) < documents.tokens(); });
+  return trimmed;
+}
+
 std::string index(Command& command) {
   IndexOptions options;
   declare(command, options);
@@ -444,19 +453,15 @@ std::string index(Command& command) {
     if (std::find(there.begin(), there.end(), layer) == there.end())
       throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", source.axis().name, layer,
                       old->name(), ranges_text(there));
-  const Documents& stored = source.axis().documents;
-  std::vector<int> trimmed;
-  for (const int layer : layers)
-    if (stored.held(layer) < stored.tokens()) trimmed.push_back(layer);
+  const std::vector<int> trimmed = take_out_trimmed(layers, source.axis().documents);
   if (!trimmed.empty()) {
-    if (old || command.given("layers") || trimmed == layers)
+    if (old || command.given("layers") || layers.empty())
       throw bad_input(
-          "{}: layer {} holds what its window needs, and clusters need all tokens: dump it with "
-          "--window-layers keep, or leave out that layer",
+          "{}: layer {} holds what its window needs, and clusters need all tokens; dump the cache with "
+          "--window-layers keep, or choose other --layers",
           source.axis().name, trimmed.front());
-    std::erase_if(layers, [&](int layer) { return std::ranges::binary_search(trimmed, layer); });
     options.common.note(
-        "layers {} hold what their windows need, and get no clusters; select takes all tokens of them",
+        "no clusters for layers {}, which hold what their windows need; select takes all tokens of them",
         ranges_text(trimmed));
   }
   Indexing indexing(source, options, old ? &*old : nullptr);

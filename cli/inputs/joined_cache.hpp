@@ -37,7 +37,7 @@ std::vector<std::string> history_of(const JoinOptions& options);
 
 class JoinedCache {
  public:
-  /// The chosen documents in the order of their naming, or, without a choice, all in the files' order; not empty ones. engine: decodes; may be nullptr.
+  /// The chosen documents in the order of their naming, or, without a choice, all in the files' order; empty ones are left out. engine: decodes; may be nullptr.
   /// turned: keys come after the rotary embedding, whatever the files have. Throws Error(bad_input) for files of different models or
   /// layers, for a rotary embedding that is not known where keys must be turned, for several documents of which one lacks tokens that
   /// its layers' windows do not need, and, to keep one first token, for documents that begin differently.

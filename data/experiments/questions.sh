@@ -15,7 +15,7 @@ mkdir -p "$out"
 rm -f "$out"/piece-*
 awk -v out="$out" '/^(3\. Single|4\. Rollback|6\. Additional|7\.3\. )/ || NR == 1 { ++piece } /^9\. Things/ { exit }
   { print >(out "/piece-" piece ".txt") }' "$here/../text/technical.txt"
-[[ -f $out/kv.h5 ]] || "$kvcodec" dump-kv --model "$model" --text "$out"/piece-?.txt --queries none --quiet -o "$out/kv.h5" >/dev/null
+"$kvcodec" dump-kv --model "$model" --text "$out"/piece-?.txt --queries none --quiet --overwrite -o "$out/kv.h5" >/dev/null
 
 for setting; do
   options=${setting#*=} cache=$out/kv.h5 bits=16
