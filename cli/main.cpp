@@ -19,11 +19,10 @@
 #include "lib/linalg/blas.hpp"
 
 namespace kvcodec::cli {
-namespace {
 
 /// Writes the whole result. Throws Error(failed) if not all of it was written.
 /// All ranks end with the same status, and only the first one prints.
-int guarded_main(std::vector<std::string> arguments) {
+static int guarded_main(std::vector<std::string> arguments) {
   const std::unique_ptr<Team> team = join_team();
   ProgramRun run;
   std::optional<Error> own;
@@ -42,7 +41,6 @@ int guarded_main(std::vector<std::string> arguments) {
   return exit_status(error.kind());
 }
 
-}  // namespace
 }  // namespace kvcodec::cli
 
 extern "C" {

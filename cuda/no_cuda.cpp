@@ -3,15 +3,12 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cuda {
-namespace {
 
-Error built_without_cuda() {
+static Error built_without_cuda() {
   return no_device(
       "no CUDA device: this kvcodec was built without CUDA; use --device cpu, or build with "
       "-DKVCODEC_CUDA=ON");
 }
-
-}  // namespace
 
 std::vector<DeviceInfo> devices() { return {}; }
 DeviceInfo require_device(int) { throw built_without_cuda(); }

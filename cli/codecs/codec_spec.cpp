@@ -8,12 +8,9 @@
 #include "formats/io/output.hpp"
 
 namespace kvcodec::cli {
-namespace {
 
 /// Rounds of k-means that none takes: it stops where no token changes its cluster, as in the paper.
 constexpr int64_t kUntilItConverges = 1'000'000;
-
-}  // namespace
 
 SelectionOptions SelectionOptions::peek(const Command& command, const char* by, SelectBy otherwise) {
   return of(value_named<SelectBy>(command.peek(by)).value_or(otherwise),

@@ -11,16 +11,13 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
-namespace {
 
 /// True for codes that cannot be decoded without a book from another file.
-bool needs_book(const std::string& file) {
+static bool needs_book(const std::string& file) {
   if (identify(file).type != "codes") return false;
   const CodesReader codes(file);
   return !codes.info().book_type.empty() && !codes.embedded_book();
 }
-
-}  // namespace
 
 std::vector<OptionField> JoinOptions::fields() {
   return {

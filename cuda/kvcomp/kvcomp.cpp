@@ -14,7 +14,6 @@
 #include "lib/entropy/huffman.hpp"
 
 namespace kvcodec::cuda {
-namespace {
 
 /// Limit for a query's elements; steps and origins are below 2^16.
 constexpr float kLargestQuery = 0x1p64f;
@@ -25,7 +24,8 @@ constexpr uint32_t kNoneDamaged = ~uint32_t{0};
 constexpr uint64_t kMaxBlocks = uint64_t{1} << 31;
 
 /// Bytes of a stream in device memory, with room for `more` and zeros behind them.
-DeviceBuffer<uint8_t> upload_bytes(std::span<const uint8_t> bytes, const Stream& stream, uint64_t more = 0) {
+static DeviceBuffer<uint8_t> upload_bytes(std::span<const uint8_t> bytes, const Stream& stream,
+                                          uint64_t more = 0) {
   const uint64_t all = round_up(bytes.size(), size_t{16}) + more;
   // Kernels count words of 4 bytes in 32 bits.
   if (all > (uint64_t{1} << 33))
@@ -35,8 +35,6 @@ DeviceBuffer<uint8_t> upload_bytes(std::span<const uint8_t> bytes, const Stream&
   buffer.upload(bytes, stream);
   return buffer;
 }
-
-}  // namespace
 
 /// Block rows that hold tokens of the range, and the range relative to them.
 KvcompWork DeviceBlocks::part(uint64_t first, uint64_t count) const {

@@ -218,10 +218,8 @@ SparseCodes sparse_codes(const OmpDictionary& dictionary, MatrixView<const float
 
 // Parts that an engine provides ----------------------------------------------------------------------
 
-namespace {
-
 /// Copies signals there and codes back, some tens of thousands at a time.
-PursuitFunction pursuit(const DeviceWork& device, const Dictionary& dictionary) {
+static PursuitFunction pursuit(const DeviceWork& device, const Dictionary& dictionary) {
   // Beside atoms kept in 8 bits others need not be there.
   const auto atoms = dictionary.bytes.empty() ? std::make_shared<OmpDictionary>(dictionary.atoms)
                                               : std::make_shared<OmpDictionary>(floats_of(dictionary.bytes));
@@ -241,8 +239,6 @@ PursuitFunction pursuit(const DeviceWork& device, const Dictionary& dictionary) 
     return device.try_run(run);
   };
 }
-
-}  // namespace
 
 void add_pursuit(const DeviceWork& device) { device.offer<PursuitOnDevice>("sparse: pursuit", pursuit); }
 

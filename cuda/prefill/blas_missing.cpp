@@ -3,15 +3,12 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cuda {
-namespace {
 
-Error not_built() {
+static Error not_built() {
   return no_device(
       "matrix products on a CUDA device need cuBLAS: this kvcodec was built without its headers "
       "(cublas_v2.h)");
 }
-
-}  // namespace
 
 Blas::Blas(const Stream&) { throw not_built(); }
 Blas::~Blas() = default;

@@ -360,16 +360,12 @@ __global__ void __launch_bounds__(AttentionShape<kPadded>::kWarps* kWarp, kPadde
 
 // Launchers ---------------------------------------------------------------------------------------
 
-namespace {
-
 /// Blocks that give each of `count` elements a thread, but no more than keep a device busy.
-unsigned blocks_of(size_t count) {
+static unsigned blocks_of(size_t count) {
   constexpr size_t kMax = 4096;
   const size_t blocks = (count + kPrefillThreads - 1) / kPrefillThreads;
   return static_cast<unsigned>(blocks < kMax ? blocks : kMax);
 }
-
-}  // namespace
 
 Status run_split(RawFloat type, const void* raw, size_t count, unsigned parts, const FloatParts& out,
                  StreamHandle stream) {

@@ -129,10 +129,8 @@ void DeviceReconstructor::run_levels(DeviceCodes codes, uint64_t limit, DeviceFi
 
 // Parts that an engine provides ----------------------------------------------------------------------
 
-namespace {
-
 /// Copies codes there and signals back.
-ReconstructFunction reconstruction(const DeviceWork& device, const Dictionary& dictionary) {
+static ReconstructFunction reconstruction(const DeviceWork& device, const Dictionary& dictionary) {
   const auto reconstructor = device.share(dictionary.bytes.empty() ? DeviceReconstructor(dictionary.atoms)
                                                                    : DeviceReconstructor(dictionary.bytes));
   return [&device, reconstructor](const CodeView& codes, MatrixView<float> out, const Finishing& finishing) {
@@ -140,8 +138,6 @@ ReconstructFunction reconstruction(const DeviceWork& device, const Dictionary& d
     return device.try_run(run, DeviceWork::Bits::same, "sparse: ");
   };
 }
-
-}  // namespace
 
 void add_reconstruction(const DeviceWork& device) {
   device.offer<ReconstructionOnDevice>("sparse", reconstruction);

@@ -151,10 +151,8 @@ void VectorSynthesizer::decode(std::span<const uint8_t> payload, std::span<const
 
 // Parts that an engine provides ----------------------------------------------------------------------
 
-namespace {
-
 /// Copies blocks there and vectors back.
-SynthesisFunction synthesis(const DeviceWork& device, const SynthesisTask& task) {
+static SynthesisFunction synthesis(const DeviceWork& device, const SynthesisTask& task) {
   return [&device, synthesizer = device.share(VectorSynthesizer(task))](
              std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
              MatrixView<float> out) {
@@ -162,8 +160,6 @@ SynthesisFunction synthesis(const DeviceWork& device, const SynthesisTask& task)
     return device.try_run(run, DeviceWork::Bits::same, "transform: ");
   };
 }
-
-}  // namespace
 
 void add_synthesis(const DeviceWork& device) { device.offer<SynthesisOnDevice>("transform", synthesis); }
 

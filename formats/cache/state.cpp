@@ -124,9 +124,7 @@ uint64_t state_bytes(const h5::File& file) {
   return bytes;
 }
 
-namespace {
-
-std::string text_of(std::span<const StateTensor> state) {
+static std::string text_of(std::span<const StateTensor> state) {
   nlohmann::json object = nlohmann::json::object();
   for (const StateTensor& tensor : state)
     object[tensor.name] = {{"type", name_of(tensor.type)},
@@ -135,8 +133,6 @@ std::string text_of(std::span<const StateTensor> state) {
                            {"digest", hex_of(tensor.digest)}};
   return object.empty() ? "" : object.dump();
 }
-
-}  // namespace
 
 StateWriter::StateWriter(h5::File file, StateData before, const Documents& documents)
     : file_(std::move(file)), before_(std::move(before)) {

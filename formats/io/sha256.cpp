@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 namespace kvcodec {
-namespace {
 
 // The first 32 bits of the fractional parts of the cube roots of the first 64 primes.
 constexpr uint32_t kRoots[64] = {
@@ -18,8 +17,6 @@ constexpr uint32_t kRoots[64] = {
     0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
-
-}  // namespace
 
 void Sha256::take_block(const std::byte* block) {
   uint32_t words[64];

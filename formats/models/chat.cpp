@@ -7,7 +7,6 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr ChatForm kChatForms[] = {
     {"Phi 4", "<|im_sep|>", "<|im_start|>user<|im_sep|>", "<|im_end|><|im_start|>assistant<|im_sep|>",
@@ -25,8 +24,6 @@ constexpr ChatForm kChatForms[] = {
     {"DeepSeek", "<｜User｜>", "<｜User｜>", "<｜Assistant｜>", ""},
     {"Mistral", "[INST]", "[INST] ", " [/INST]", ""},
 };
-
-}  // namespace
 
 const ChatForm& chat_form_of(std::string_view chat_template, const std::string& where) {
   std::vector<std::string_view> names;

@@ -8,11 +8,8 @@
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr uint64_t kScaled = 128;  // rows and columns that share a scale of FP8
-
-}  // namespace
 
 template <class Fill>
 const TensorView& PackedWeights::packed(const TensorView& codes, TensorType type, std::vector<uint64_t> shape,

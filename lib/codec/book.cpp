@@ -7,11 +7,8 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
-namespace {
 
-bool needed_to_decode(const Array& array) { return !array.name.starts_with(Book::kTrainingPrefix); }
-
-}  // namespace
+static bool needed_to_decode(const Array& array) { return !array.name.starts_with(Book::kTrainingPrefix); }
 
 const Array* Book::find(std::string_view name) const {
   for (const Array& array : arrays)

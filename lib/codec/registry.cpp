@@ -168,15 +168,11 @@ std::span<const CodecEntry> codecs() {
   return entries;
 }
 
-namespace {
-
-const CodecEntry* single_codec(std::string_view name) {
+static const CodecEntry* single_codec(std::string_view name) {
   const auto all = codecs();
   const auto place = std::ranges::find(all, name, &CodecEntry::name);
   return place == all.end() ? nullptr : &*place;
 }
-
-}  // namespace
 
 const CodecEntry* known_codec(std::string_view name) {
   const size_t mark = name.find(kPairMark);

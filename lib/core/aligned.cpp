@@ -12,18 +12,15 @@
 #endif
 
 namespace kvcodec {
-namespace {
 
 constexpr size_t kLargePage = size_t{2} << 20;
 
 /// Below this the part of a page that stays unused would matter.
 constexpr size_t kLarge = 2 * kLargePage;
 
-std::align_val_t alignment_of(size_t size) {
+static std::align_val_t alignment_of(size_t size) {
   return std::align_val_t{size >= kLarge ? kLargePage : kCacheLine};
 }
-
-}  // namespace
 
 void wish_large_pages(void* data, size_t size) {
 #ifdef __linux__

@@ -34,16 +34,12 @@ void Digest::add(uint64_t number) {
   add(std::span<const std::byte>(bytes));
 }
 
-namespace {
-
-Digest128 bytes_of(XXH128_hash_t hash) {
+static Digest128 bytes_of(XXH128_hash_t hash) {
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical, hash);
   static_assert(sizeof canonical == sizeof(Digest128));
   return std::bit_cast<Digest128>(canonical);
 }
-
-}  // namespace
 
 std::string hex_of(const Digest128& digest) {
   std::string text;
@@ -58,14 +54,10 @@ Digest128 digest_of(std::span<const std::byte> bytes) {
   return bytes_of(XXH3_128bits(bytes.data(), bytes.size()));
 }
 
-namespace {
-
 constexpr uint64_t kModulus = 65535;
 
 /// The representative that repeated folding of the carries ends at: 0 stays 0, every other sum lands in [1, 65535].
-uint64_t fold(uint64_t sum) { return sum == 0 ? 0 : (sum - 1) % kModulus + 1; }
-
-}  // namespace
+static uint64_t fold(uint64_t sum) { return sum == 0 ? 0 : (sum - 1) % kModulus + 1; }
 
 uint32_t fletcher32(std::span<const std::byte> bytes) {
   using namespace core_kernels;

@@ -3,17 +3,14 @@
 #include <algorithm>
 
 namespace kvcodec {
-namespace {
 
 template <class T>
-const T& get(const Record& record, std::string_view name, const char* type) {
+static const T& get(const Record& record, std::string_view name, const char* type) {
   const Scalar* value = record.find(name);
   if (!value) throw bad_input("parameter '{}' is missing", name);
   if (const T* typed = std::get_if<T>(value)) return *typed;
   throw bad_input("parameter '{}' is '{}', not {}", name, to_text(*value), type);
 }
-
-}  // namespace
 
 void Record::set(std::string_view name, Scalar value) {
   auto place =

@@ -1,15 +1,12 @@
 #include "lib/entropy/escaped.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr unsigned kAlphabetBits = 17, kEscapeWidthBits = 6, kMaxEscapeBits = 32;
 
 /// Bits of the numbers behind the two tokens, and the least number of symbols that each stands for.
 constexpr unsigned kFewBits = 4, kManyBits = 12;
 constexpr size_t kFewFrom = 2, kManyFrom = kFewFrom + (1 << kFewBits);
-
-}  // namespace
 
 void check_alphabet(size_t alphabet, unsigned escape_bits, ErrorKind kind) {
   if (alphabet > kMaxAlphabet)

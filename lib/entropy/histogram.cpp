@@ -6,12 +6,9 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// Counts in several tables by turns: equal neighbours would otherwise wait for each other's increment.
 constexpr size_t kTables = 4;
-
-}  // namespace
 
 std::vector<uint64_t> histogram(std::span<const uint8_t> symbols, size_t alphabet) {
   const size_t values = std::min(alphabet, size_t{256});

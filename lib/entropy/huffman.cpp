@@ -328,14 +328,10 @@ void HuffmanEncoder::encode_runs(MatrixView<const uint8_t> symbols, std::span<co
 
 const huffman_kernels::Table& huffman_kernels::scalar::table() { return kTable; }
 
-namespace {
-
 using namespace huffman_kernels;
 static_assert(kWindow == kMaxCodeLength);
 
-const Table& kernels() { return pick(scalar::table, avx2::table)(); }
-
-}  // namespace
+static const Table& kernels() { return pick(scalar::table, avx2::table)(); }
 
 HuffmanDecoder::HuffmanDecoder(const HuffmanBook& book) : book_(book) {
   if (book.symbols() > 256) throw failed("a book of {} symbols; bytes name 256", book.symbols());

@@ -342,8 +342,6 @@ template void RansEncoder::encode(MatrixView<const uint16_t>, std::span<const ui
 template <class Symbol>
 void rans_kernels::scalar::decode(const DecodeTable&, Segment<Symbol>*, size_t, size_t) {}
 
-namespace {
-
 static_assert(kTogether == RansDecoder<uint8_t>::kTogether);
 
 constexpr size_t kStateBytes = kLanes * sizeof(uint32_t);
@@ -352,8 +350,6 @@ constexpr size_t kStateBytes = kLanes * sizeof(uint32_t);
 constexpr unsigned kNarrowScale = 12;
 constexpr size_t kNarrowSymbols = 256;
 constexpr uint32_t kNarrowFrequency = 1u << 12;
-
-}  // namespace
 
 template <class Symbol>
 RansDecoder<Symbol>::Tables::Tables(const RansModel& model) {

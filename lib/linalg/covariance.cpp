@@ -7,13 +7,10 @@
 #include "lib/linalg/blas.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr size_t kRows = 256;
 /// Rows of the matrix of products in one piece of parallel work.
 constexpr size_t kStrip = 64;
-
-}  // namespace
 
 CovarianceSums::CovarianceSums(size_t width) : width_(width), sums_(count_of_sums(width)) {}
 

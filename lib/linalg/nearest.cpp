@@ -13,10 +13,9 @@
 namespace kvcodec {
 
 namespace nearest_kernels::scalar {
-namespace {
 
-void exact(const float* row, const float* entries, size_t padded, const uint32_t* ids, size_t count,
-           float* out) {
+static void exact(const float* row, const float* entries, size_t padded, const uint32_t* ids, size_t count,
+                  float* out) {
   for (size_t i = 0; i < count; ++i) {
     const float* entry = entries + size_t{ids[i]} * padded;
     float lanes[kLanes] = {};
@@ -27,8 +26,6 @@ void exact(const float* row, const float* entries, size_t padded, const uint32_t
     out[i] = lanes[0];
   }
 }
-
-}  // namespace
 
 const Table& table() {
   static constexpr Table kTable = {exact,   nullptr, nullptr, nullptr, nullptr,

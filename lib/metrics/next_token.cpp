@@ -9,14 +9,13 @@
 #include "lib/model/row_ops.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// Logits turned to probabilities at a time, on the stack.
 constexpr size_t kTokensAtOnce = 1024;
 
 /// Calls body(first, exp(logit - largest)) for all logits, block by block.
 template <class Body>
-void for_each_exponential(std::span<const float> logits, float largest, const Body& body) {
+static void for_each_exponential(std::span<const float> logits, float largest, const Body& body) {
   std::array<float, kTokensAtOnce> buffer;
   for (size_t first = 0; first < logits.size(); first += kTokensAtOnce) {
     const std::span<float> block(buffer.data(), std::min(kTokensAtOnce, logits.size() - first));
@@ -25,8 +24,6 @@ void for_each_exponential(std::span<const float> logits, float largest, const Bo
     body(first, std::span<const float>(block));
   }
 }
-
-}  // namespace
 
 NextToken::NextToken(std::span<const float> logits) : logits_(logits) {
   if (logits.empty()) throw failed("a distribution over no tokens");
@@ -96,12 +93,8 @@ PredictionEstimates estimate_predictions(std::span<const PredictionSums> documen
           .right = mean_by_document(right, counts)};
 }
 
-namespace {
-
 /// The 97.5% point of the normal distribution.
 constexpr double kNormal = 1.959963984540054;
-
-}  // namespace
 
 double student_975(uint64_t degrees) {
   if (degrees == 0) return std::numeric_limits<double>::infinity();

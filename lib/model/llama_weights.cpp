@@ -351,10 +351,8 @@ LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source)
   return weights;
 }
 
-namespace {
-
 /// The matrices that are multiplied as compute_in() says, of the first so many layers, and the head.
-std::vector<Linear*> matrices_of(LlamaWeights& weights, size_t layers, bool head) {
+static std::vector<Linear*> matrices_of(LlamaWeights& weights, size_t layers, bool head) {
   std::vector<Linear*> found;
   const auto add = [&](Linear& linear) {
     if (!linear.empty()) found.push_back(&linear);
@@ -371,8 +369,6 @@ std::vector<Linear*> matrices_of(LlamaWeights& weights, size_t layers, bool head
   if (head && weights.head) add(*weights.head);
   return found;
 }
-
-}  // namespace
 
 void compute_in(LlamaWeights& weights, Compute compute, const KeepWeights& keep) {
   weights.compute = compute;

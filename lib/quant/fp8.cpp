@@ -9,12 +9,11 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr uint8_t kNan = 0x7f;
 constexpr float kSmallestNormal = 0x1p-6f;
 
-const std::array<float, 256>& values_of_codes() {
+static const std::array<float, 256>& values_of_codes() {
   static const std::array<float, 256> values = [] {
     std::array<float, 256> all{};
     for (size_t code = 0; code < all.size(); ++code) {
@@ -28,8 +27,6 @@ const std::array<float, 256>& values_of_codes() {
   }();
   return values;
 }
-
-}  // namespace
 
 float e4m3_to_float(uint8_t code) { return values_of_codes()[code]; }
 

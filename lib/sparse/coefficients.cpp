@@ -103,8 +103,6 @@ uint8_t round_to_nearest(CoefficientType type, std::span<const float> coefficien
 
 // Joint rounding
 
-namespace {
-
 /// Energies of atoms outside the span of others are taken for this at least, where the rounding of inner
 /// products in float would leave nothing to go by. Pursuit takes no atoms that near to those it has.
 constexpr double kLeastOutside = 1e-6;
@@ -115,8 +113,6 @@ constexpr int kOctave = 8, kLowestOfNibbles = -12;
 
 /// Steps beyond the scale that fits on average, where the search for one that fits a signal begins.
 constexpr int kBeyondFitting = 3;
-
-}  // namespace
 
 /// Order, coefficients in it, and the upper factor R of the Gram matrix in it.
 void JointRounder::factorize(MatrixView<const float> gram, std::span<const float> coefficients) {

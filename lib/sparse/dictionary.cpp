@@ -10,13 +10,10 @@
 #include "lib/sparse/gradient_step.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr float kLargestLevel = 127;
 
 constexpr size_t kAtomsPerPiece = 64;
-
-}  // namespace
 
 ByteAtoms round_to_bytes(MatrixView<const float> atoms) {
   ByteAtoms bytes{Matrix<int8_t>(atoms.rows(), atoms.cols()), std::vector<float>(atoms.rows())};

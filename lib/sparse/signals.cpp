@@ -10,7 +10,6 @@
 #include "lib/linalg/nearest.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// Rows per piece of work: enough to hide the hand-over.
 constexpr size_t kRowsPerPiece = 64;
@@ -18,8 +17,8 @@ constexpr size_t kRowsPerPiece = 64;
 /// Calls body(j, layer, channel, in_row, in_signal) for the values that a layer of the group has in signal j, where they lie in their row
 /// and in the signal; channel: the first of them within the layer. Runs in parallel over the rows.
 template <class Row, class Signal, class Body>
-void for_each_part(const SignalLayout& layout, MatrixView<Row> rows, MatrixView<Signal> signals,
-                   const Body& body) {
+static void for_each_part(const SignalLayout& layout, MatrixView<Row> rows, MatrixView<Signal> signals,
+                          const Body& body) {
   const size_t per_row = layout.signals_per_row(), length = layout.layer_width() / per_row;
   if (rows.cols() != layout.row_width() || signals.cols() != layout.signal_width() ||
       signals.rows() != rows.rows() * per_row)
@@ -33,8 +32,6 @@ void for_each_part(const SignalLayout& layout, MatrixView<Row> rows, MatrixView<
              signals.row(i * per_row + part).subspan(layer * length, length));
   });
 }
-
-}  // namespace
 
 void Normalization::check(size_t num_layers, size_t layer_width) const {
   if (layer_scale.size() != (scales_layers(normalize) ? num_layers : 0))
