@@ -192,4 +192,7 @@ void sums(const Rows& rows, const float* weights, size_t weight_stride, size_t c
 constexpr Table kTable = {dots, sums};
 
 }  // namespace
+
+const Table& KVCODEC_LEVEL::table() { return kTable; }
+
 }  // namespace kvcodec::attention_kernels

@@ -79,4 +79,7 @@ WordSums sums(const unsigned char* bytes, size_t n) {
 constexpr Table kTable = {widen<Bf16>, widen<F16>, narrow<Bf16>, narrow<F16>, sums};
 
 }  // namespace
+
+const Table& KVCODEC_LEVEL::table() { return kTable; }
+
 }  // namespace kvcodec::core_kernels

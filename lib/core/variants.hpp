@@ -2,12 +2,15 @@
 // not an x86-64, the wide names stand for the scalar functions, and no wide file is compiled.
 #pragma once
 
-/// Number of floats in a register at the level that a file is compiled for: for bodies that serve scalar too.
+/// The level that a body is compiled for, and its number of floats in a register.
 #ifdef __AVX512F__
+#define KVCODEC_LEVEL avx512
 #define KVCODEC_REGISTER_FLOATS 16
 #elif defined(__AVX2__)
+#define KVCODEC_LEVEL avx2
 #define KVCODEC_REGISTER_FLOATS 8
 #else
+#define KVCODEC_LEVEL scalar
 #define KVCODEC_REGISTER_FLOATS 4
 #endif
 

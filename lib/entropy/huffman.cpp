@@ -326,8 +326,6 @@ void HuffmanEncoder::encode_runs(MatrixView<const uint8_t> symbols, std::span<co
 
 // Decoding -----------------------------------------------------------------------------------------
 
-const huffman_kernels::Table& huffman_kernels::scalar::table() { return kTable; }
-
 using namespace huffman_kernels;
 static_assert(kWindow == kMaxCodeLength);
 

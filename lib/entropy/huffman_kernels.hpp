@@ -118,4 +118,7 @@ inline void decode(const uint64_t* entries, const uint8_t* in, size_t in_bytes, 
 constexpr Table kTable = {decode<kLanes>, decode<1>};
 
 }  // namespace
+
+const Table& KVCODEC_LEVEL::table() { return kTable; }
+
 }  // namespace kvcodec::huffman_kernels

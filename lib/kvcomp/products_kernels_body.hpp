@@ -52,12 +52,13 @@ void multiply_some(Factors& f) {
   f.out += kCount * f.out_stride;
 }
 
-KVCODEC_INLINE void wide_multiply(Factors factors) {
+}  // namespace
+
+void KVCODEC_LEVEL::multiply(Factors factors) {
   while (factors.count >= 4) multiply_some<4>(factors);
   if (factors.count == 3) multiply_some<3>(factors);
   if (factors.count == 2) multiply_some<2>(factors);
   if (factors.count == 1) multiply_some<1>(factors);
 }
 
-}  // namespace
 }  // namespace kvcodec::products_kernels

@@ -1,4 +1,4 @@
-#include "lib/linalg/nearest_kernels_body.hpp"
+#include "lib/linalg/nearest_screens.hpp"
 
 namespace kvcodec::nearest_kernels::avx512 {
 namespace {

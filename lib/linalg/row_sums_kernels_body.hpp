@@ -40,4 +40,7 @@ void add_block(const float* block, const uint8_t* rows, const float* coefficient
 constexpr Table kTable = {add_block};
 
 }  // namespace
+
+const Table& KVCODEC_LEVEL::table() { return kTable; }
+
 }  // namespace kvcodec::row_sums_kernels

@@ -322,4 +322,7 @@ constexpr Table kTable = {{dequantize<Nibbles<false, false>>, dequantize<Nibbles
                            dequantize<Iq4Nl>, dequantize<Iq4Xs>, dequantize<Mxfp4>, dequantize<E4m3>}};
 
 }  // namespace
+
+const Table& KVCODEC_LEVEL::table() { return kTable; }
+
 }  // namespace kvcodec::quantized_kernels

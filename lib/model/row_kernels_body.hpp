@@ -431,4 +431,7 @@ constexpr Table kTable = {
     softmax_block_bf16, sum,        dot};
 
 }  // namespace
+
+const Table& KVCODEC_LEVEL::table() { return kTable; }
+
 }  // namespace kvcodec::row_kernels

@@ -8,12 +8,6 @@
 #include "lib/model/row_kernels_body.hpp"
 
 namespace kvcodec {
-namespace row_kernels::scalar {
-
-const Table& table() { return kTable; }
-
-}  // namespace row_kernels::scalar
-
 namespace {
 
 const row_kernels::Table& kernels() {

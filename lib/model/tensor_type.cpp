@@ -12,8 +12,6 @@
 
 namespace kvcodec {
 
-const quantized_kernels::Table& quantized_kernels::scalar::table() { return kTable; }
-
 namespace {
 
 constexpr size_t kBlock = 32, kHalf = kBlock / 2;

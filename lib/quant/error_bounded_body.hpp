@@ -176,4 +176,7 @@ void dequantize(Cells<const uint8_t> symbols, Grids grids, Cells<float> out) {
 constexpr Table kTable = {measure, quantize, dequantize};
 
 }  // namespace
+
+const Table& KVCODEC_LEVEL::table() { return kTable; }
+
 }  // namespace kvcodec::error_bounded_kernels

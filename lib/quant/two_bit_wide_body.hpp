@@ -88,4 +88,7 @@ void decode_signed(const Row& row, const Signs& signs, float* out) {
 constexpr Table kTable = {range, levels, decode, decode_signed};
 
 }  // namespace
+
+const Table& KVCODEC_LEVEL::table() { return kTable; }
+
 }  // namespace kvcodec::two_bit_kernels

@@ -230,4 +230,7 @@ constexpr Kernels kTable = {peaks_of_tiles, at_least, screen,   apply_row, proje
                             nullptr,        dots,     residual, combine,   nullptr};
 
 }  // namespace
+
+const Kernels& KVCODEC_LEVEL::table() { return kTable; }
+
 }  // namespace kvcodec::omp_kernels

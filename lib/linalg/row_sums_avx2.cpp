@@ -1,3 +1,0 @@
-#include "lib/linalg/row_sums_kernels_body.hpp"
-
-const kvcodec::row_sums_kernels::Table& kvcodec::row_sums_kernels::avx2::table() { return kTable; }

@@ -1,3 +1,0 @@
-#include "lib/model/row_kernels_body.hpp"
-
-const kvcodec::row_kernels::Table& kvcodec::row_kernels::avx512::table() { return kTable; }

@@ -1,3 +1,0 @@
-#include "lib/sparse/omp_kernels_body.hpp"
-
-const kvcodec::omp_kernels::Kernels& kvcodec::omp_kernels::avx2::table() { return kTable; }
