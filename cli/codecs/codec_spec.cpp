@@ -6,6 +6,7 @@
 
 #include "cli/codecs/coding.hpp"
 #include "formats/io/output.hpp"
+#include "lib/core/mapped.hpp"
 
 namespace kvcodec::cli {
 
@@ -292,11 +293,7 @@ Preset preset_in(const std::string& word, Preset otherwise) {
   return preset;
 }
 
-std::vector<std::string> codec_names() {
-  std::vector<std::string> names;
-  for (const CodecEntry& entry : codecs()) names.emplace_back(entry.name);
-  return names;
-}
+std::vector<std::string> codec_names() { return mapped<std::string>(codecs(), &CodecEntry::name); }
 
 bool has_codec(const std::string& word) { return known_codec(parted(word).name) != nullptr; }
 

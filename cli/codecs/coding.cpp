@@ -124,9 +124,7 @@ std::vector<int> stored_layers(const CodesInfo& info) {
 }
 
 std::vector<int> groups_of(const std::vector<int>& layers, const CodesInfo& info) {
-  std::vector<int> groups;
-  groups.reserve(layers.size());
-  for (const int layer : layers) groups.push_back(info.group_of(layer));
+  auto groups = mapped<int>(layers, [&](int layer) { return info.group_of(layer); });
   std::ranges::sort(groups);
   groups.erase(std::unique(groups.begin(), groups.end()), groups.end());
   return groups;

@@ -1,4 +1,3 @@
-// kvcodec attend CODES --queries KV [options] [-o OUT]
 #include "lib/pipeline/attend.hpp"
 
 #include <algorithm>
@@ -316,8 +315,7 @@ void attend_document(Attention& attention, int group, const Asked& one, const Sh
                    });
       },
       values.shape().head_dim());
-  std::vector<int> layers;
-  for (const LayerResult& layer : attention.result.layers) layers.push_back(layer.layer);
+  const auto layers = mapped<int>(attention.result.layers, &LayerResult::layer);
   const int heads = attention.q_heads();
   const std::vector<float> sinks = attention.forms.sinks_of(shape.layers);
   const ScoreForm form{attention.forms.cap, sinks};
@@ -493,10 +491,9 @@ void declare(Command& command, AttendOptions& options) {
 
 /// The heads of the outputs of each layer.
 std::vector<ReconstructionMeter::Heads> heads_of(const std::vector<int>& layers, const ModelInfo& model) {
-  std::vector<ReconstructionMeter::Heads> heads;
-  heads.reserve(layers.size());
-  for (const int layer : layers) heads.push_back({model.num_q_heads, model.layer_shape(layer).value_dim});
-  return heads;
+  return mapped<ReconstructionMeter::Heads>(layers, [&](int layer) {
+    return ReconstructionMeter::Heads{model.num_q_heads, model.layer_shape(layer).value_dim};
+  });
 }
 
 std::string attend(Command& command) {

@@ -1,4 +1,3 @@
-// kvcodec cat FILE... [options] -o OUT
 #include <optional>
 #include <string>
 #include <utility>
@@ -86,9 +85,7 @@ std::vector<DocumentsOf> named_once(const std::vector<DocumentsOf>& from,
         continue;
       taken.push_back(place);
     }
-  std::vector<DocumentsOf> kept;
-  kept.reserve(from.size());
-  for (const DocumentsOf& one : from) kept.push_back({one.file, {}});
+  auto kept = mapped<DocumentsOf>(from, [&](const DocumentsOf& one) { return DocumentsOf{one.file, {}}; });
   for (const size_t place : taken)
     if (!rule.gave_way(place)) kept[places[place].first].numbers.push_back(places[place].second);
   return kept;
@@ -130,9 +127,7 @@ std::string cat(Command& command) {
       all.add(lists[file].documents.names[i], lists[file].documents.length(i));
       sources.emplace_back(file, i);
     }
-  std::vector<DocumentsOf> from;
-  from.reserve(names.size());
-  for (const std::string& name : names) from.push_back({name, {}});
+  auto from = mapped<DocumentsOf>(names, [&](const std::string& name) { return DocumentsOf{name, {}}; });
   const std::string where = names.size() == 1 ? names.front() : "the files together";
   for (const size_t i : options.documents.choose(all, where))
     from[sources[i].first].numbers.push_back(sources[i].second);

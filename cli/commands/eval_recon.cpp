@@ -1,4 +1,3 @@
-// kvcodec eval-recon KV RECON ... [--rate CODES ...] [options]
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -318,9 +317,7 @@ Breakdown side_of(const Result& result, Side side) {
 }
 
 std::vector<Breakdown> sides_of(const Result& result) {
-  std::vector<Breakdown> sides;
-  for (const Side side : result.compared()) sides.push_back(side_of(result, side));
-  return sides;
+  return mapped<Breakdown>(result.compared(), [&](Side side) { return side_of(result, side); });
 }
 
 Breakdown attention_of(const Result& result) {

@@ -1,6 +1,4 @@
-// kvcodec info FILE [options]
 #include <algorithm>
-#include <numeric>
 
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
@@ -124,10 +122,9 @@ void Description::add(const ModelInfo& model) {
           : "";
   fact("shape", fmt::format("{}, {}{}", counted(static_cast<uint64_t>(model.num_layers), "layer"),
                             counted(static_cast<uint64_t>(model.num_q_heads), "query head"), heads));
-  std::vector<int> layers(model.one_shape() ? 0 : as_size(model.num_layers));
-  std::iota(layers.begin(), layers.end(), 0);
   add_kinds(
-      "layer shapes", layers, [&](int layer) { return model.layer_shape(layer); },
+      "layer shapes", numbers_below<int>(model.one_shape() ? 0 : as_size(model.num_layers)),
+      [&](int layer) { return model.layer_shape(layer); },
       [](const LayerShape& shape) { return shape_text(shape); });
   std::string rope = model.rope_theta > 0 ? fmt::format(", theta {}", model.rope_theta) : "";
   if (!model.rope_scaling.empty()) rope += ", scaling " + model.rope_scaling;

@@ -1,4 +1,3 @@
-// kvcodec pack-indices CODES [--unpack | --sorted] -o CODES
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
 #include "cli/frame/common.hpp"
@@ -65,8 +64,7 @@ RepackResult copy_sparse(const CodesReader& codes, OutputFile& output, bool pack
     return sink_stream(info.shape(group, side), info.storage);
   };
   const auto form_of = [&](Side side, int group) {
-    std::vector<StreamSpec> specs;
-    for (const StoredStream& stream : codes.streams(side, group)) specs.push_back(stream.spec);
+    auto specs = mapped<StreamSpec>(codes.streams(side, group), &StoredStream::spec);
     if (sink > 0) std::erase(specs, firsts_of(side, group));
     return at_dataset(codes.name(), side, group, [&] {
       const SparseForm form = SparseForm::of(codes.info().parameters, specs);

@@ -1,4 +1,3 @@
-// kvcodec train-dict KV ... [options] -o DICT
 #include <algorithm>
 #include <cstdlib>
 #include <numeric>
@@ -67,10 +66,8 @@ class KvSource final : public SignalSource {
   int first_layer(size_t group) const override { return place_in_kind(kind_.layers, groups_[group].front()); }
   uint64_t tokens() const override { return tokens_.count(); }
   std::vector<float> layer_scales() const override {
-    std::vector<float> scales;
-    for (size_t layer = 0; layer < kind_.weights.layers(); ++layer)
-      scales.push_back(kind_.weights.error_scale(static_cast<int>(layer), side_));
-    return scales;
+    return mapped<float>(numbers_below<int>(kind_.weights.layers()),
+                         [&](int layer) { return kind_.weights.error_scale(layer, side_); });
   }
 
   void read(size_t group, uint64_t first, MatrixView<float> out) const override {
@@ -242,8 +239,7 @@ std::string train_dict(Command& command) {
                   .book = std::move(books[i])};
     if (kind.groups.empty()) continue;  // --layers has none of them
     if (kind.runs.empty()) throw bad_input("{}: there are no tokens to train on", first.name());
-    std::vector<int> firsts;
-    for (const auto& group : kind.groups) firsts.push_back(group.front());
+    const auto firsts = mapped<int>(kind.groups, [&](const auto& group) { return group.front(); });
     SparseBook& sparse = kind.book;
     const std::string source = source_digest(kind.runs, firsts);
     if (resumed && source != sparse.source)

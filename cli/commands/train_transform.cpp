@@ -1,4 +1,3 @@
-// kvcodec train-transform KV ... [options] -o TRANSFORM
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -91,12 +90,7 @@ class PartVectors final : public VectorSource {
   }
 
   const std::vector<GroupShape>& shapes() const { return shapes_; }
-  std::vector<size_t> widths() const {
-    std::vector<size_t> all;
-    all.reserve(shapes_.size());
-    for (const GroupShape& shape : shapes_) all.push_back(shape.width());
-    return all;
-  }
+  std::vector<size_t> widths() const { return mapped<size_t>(shapes_, &GroupShape::width); }
   size_t parts() const override { return shapes_.size(); }
   size_t width(size_t part) const override { return shapes_[part].width(); }
   size_t head_dim(size_t part) const override { return shapes_[part].layer.values_of_class(); }

@@ -428,9 +428,7 @@ std::vector<size_t> Shard::choose(std::span<const uint64_t> offsets) const {
 std::vector<size_t> Shard::among(const Documents& all, const std::vector<size_t>& chosen) const {
   std::vector<uint64_t> offsets{0};
   for (const size_t document : chosen) offsets.push_back(offsets.back() + all.length(document));
-  std::vector<size_t> share;
-  for (const size_t place : choose(offsets)) share.push_back(chosen[place]);
-  return share;
+  return mapped<size_t>(choose(offsets), [&](size_t place) { return chosen[place]; });
 }
 
 void ShardOption::declare(Command& command, const std::string& joined) {

@@ -17,6 +17,7 @@
 #include "formats/cache/header.hpp"
 #include "formats/io/output.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/mapped.hpp"
 #include "lib/core/names.hpp"
 #include "lib/core/progress.hpp"
 #include "lib/core/team.hpp"

@@ -115,9 +115,7 @@ std::unique_ptr<CacheSource> open_cache(const std::string& file, const std::stri
 }
 
 std::vector<std::string> format_names() {
-  std::vector<std::string> names;
-  for (const interop::ForeignFormat& format : interop::foreign_formats()) names.emplace_back(format.name);
-  return names;
+  return mapped<std::string>(interop::foreign_formats(), &interop::ForeignFormat::name);
 }
 
 std::optional<std::array<size_t, 2>> parse_rotated(const std::string& text) {

@@ -29,10 +29,8 @@ std::vector<OptionField> JoinOptions::fields() {
 }
 
 std::vector<std::string> history_of(const JoinOptions& options) {
-  std::vector<std::vector<std::string>> histories;
-  histories.reserve(options.files.size());
-  for (const std::string& file : options.files) histories.push_back(identify(file).history);
-  return merged_history(histories);
+  return merged_history(mapped<std::vector<std::string>>(
+      options.files, [](const std::string& file) { return identify(file).history; }));
 }
 
 JoinedCache::JoinedCache(const JoinOptions& options, const DocumentSelection& documents, Engine* engine,

@@ -121,9 +121,7 @@ std::vector<LoopDocument> judged_texts(const JudgedTextOptions& options, const C
   });
   if (documents.empty())
     throw bad_input("the texts fill no document of {} tokens; give more, or a smaller --chunk", length);
-  std::vector<std::string> unused;
-  unused.reserve(texts.size());
-  for (const SourceText& source : texts) unused.push_back(source.name);
+  auto unused = mapped<std::string>(texts, &SourceText::name);
   for (const Document& document : documents)
     std::erase(unused, document.name.substr(0, document.name.rfind('#')));
   if (!unused.empty())

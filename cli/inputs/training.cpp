@@ -120,9 +120,7 @@ std::vector<Book> resumed_books(const Book& book, const LayerKinds& kinds, int n
   if (stored != kinds)
     throw bad_input("{}: it was trained on layers that differ in other ways than those of these caches",
                     file);
-  std::vector<Book> books;
-  for (size_t i = 0; i < kinds.size(); ++i) books.push_back(book_of_kind(book, i));
-  return books;
+  return mapped<Book>(numbers_below<size_t>(kinds.size()), [&](size_t i) { return book_of_kind(book, i); });
 }
 
 std::vector<Run> choose_runs(const std::vector<KvReader>& files, const TokenChoice& choice) {

@@ -7,6 +7,7 @@
 
 #include "cli/frame/text.hpp"
 #include "cli/reporting/report.hpp"
+#include "lib/core/mapped.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -408,8 +409,7 @@ std::string recon_part(const Results& results) {
 
 template <class Line>
 std::string plots_part(const char* title, const std::vector<Line>& lines, Plot (*plot_of)(const Line&)) {
-  std::vector<Plot> plots;
-  for (const Line& line : lines) plots.push_back(plot_of(line));
+  auto plots = mapped<Plot>(lines, plot_of);
   return plots.empty() ? "" : fmt::format("<h2>{}</h2>\n", title) + figures(plots);
 }
 

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <functional>
 #include <map>
-#include <numeric>
 #include <vector>
 
 #include "cuda/attention/attention.cuh"
@@ -126,8 +125,7 @@ void attend(std::span<const kvcodec::Attention> heads) {
   }
   const auto each = static_cast<unsigned>(std::bit_ceil(std::min<size_t>(largest, kMaxQueries)));
   // Heads that share rows one after the other, so that each piece holds what it needs once.
-  std::vector<size_t> order(heads.size());
-  std::iota(order.begin(), order.end(), size_t{0});
+  auto order = numbers_below<size_t>(heads.size());
   std::ranges::stable_sort(order, std::less<const CacheRows*>(), [&](size_t i) { return heads[i].rows; });
   const uint64_t room = free_bytes() / 2;
   for (size_t next = 0; next < order.size();) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <numeric>
 
 #include "cuda/runtime/device_work.hpp"
 #include "lib/core/aligned.hpp"
@@ -146,8 +145,7 @@ void OmpBatches::run(const OmpDictionary& dictionary, const OmpOptions& options,
   codes.coefficients.resize(count * s), codes.residuals.resize(count);
   held_ = std::max(held_, count * bytes_per_signal(dictionary, s));
 
-  std::vector<uint32_t> active(count), done(count);
-  std::iota(active.begin(), active.end(), 0u);
+  std::vector<uint32_t> active = numbers_below<uint32_t>(count), done(count);
   active_.upload(active, stream);
   constexpr uint32_t kNone = 0xffffffffu;
   uint32_t flags[2] = {kNone, 0};  // a signal that is not finite; how many became done

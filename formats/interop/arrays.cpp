@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "formats/io/json_file.hpp"
 
@@ -102,11 +101,7 @@ void Array::set_shape(std::span<const uint64_t> shape) {
   for (size_t i = 0; i < axes.size(); ++i) axes[i].extent = shape[i];
 }
 
-std::vector<uint64_t> Array::shape() const {
-  std::vector<uint64_t> shape;
-  for (const Axis& axis : axes) shape.push_back(axis.extent);
-  return shape;
-}
+std::vector<uint64_t> Array::shape() const { return mapped<uint64_t>(axes, &Axis::extent); }
 
 uint64_t Array::byte_count() const { return checked_mul(checked_product(shape()), block_of(type).bytes); }
 
@@ -312,7 +307,7 @@ ForeignCache cache_in_arrays(const std::map<int, ArrayLayer>& layers, size_t num
                         values, own.rows);
       tokens = std::max(tokens, own.rows);
     }
-    document.positions = first_positions(tokens);
+    document.positions = numbers_below<uint64_t>(tokens);
     cache.documents.push_back(std::move(document));
   }
   return cache;
@@ -345,12 +340,6 @@ LayerShape latent_layer(uint64_t dims, const ImportOptions& options) {
           .key_dim = plausible(dims, "dimensions"),
           .value_dim = options.latent,
           .values_in_keys = true};
-}
-
-std::vector<uint64_t> first_positions(uint64_t count) {
-  std::vector<uint64_t> positions(count);
-  std::iota(positions.begin(), positions.end(), 0);
-  return positions;
 }
 
 ExportResult write_chunks(const CacheSource& source, const ExportJob& job, uint64_t tokens,

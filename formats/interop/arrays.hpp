@@ -166,7 +166,6 @@ struct ArrayLayer {
   std::vector<Piece> pieces;
 };
 
-/// The names of a cache.
 struct CacheNames {
   std::string file;      ///< for messages
   std::string source;    ///< for people
@@ -184,9 +183,6 @@ LayerShape heads_in(uint64_t heads, uint64_t dims, const ImportOptions& options)
 /// The shape of a layer whose values lie in its keys, which have that many dimensions. Throws Error(usage) unless options.latent
 /// gives the number of dimensions that are values.
 LayerShape latent_layer(uint64_t dims, const ImportOptions& options);
-
-/// Positions 0, 1, 2 …
-std::vector<uint64_t> first_positions(uint64_t count);
 
 // Writers ---------------------------------------------------------------------------------------------
 

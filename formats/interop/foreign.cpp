@@ -13,9 +13,7 @@ namespace kvcodec::interop {
 constexpr int kMaxHeads = 1 << 16;  // more than any cache has; larger numbers indicate damage
 
 static std::vector<std::string_view> format_names() {
-  std::vector<std::string_view> all;
-  for (const ForeignFormat& format : foreign_formats()) all.push_back(format.name);
-  return all;
+  return mapped<std::string_view>(foreign_formats(), &ForeignFormat::name);
 }
 
 ForeignFormat transformers_format(), mlx_format(), llama_format(), lmcache_format(), vllm_format(),

@@ -23,6 +23,7 @@
 #include "formats/cache/header.hpp"
 #include "lib/core/dtype.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/mapped.hpp"
 #include "lib/core/view.hpp"
 #include "lib/model/rope.hpp"
 
@@ -102,7 +103,6 @@ struct ExportOptions {
   std::optional<PairOrder> pairs;
 };
 
-/// One export.
 struct ExportJob {
   std::vector<size_t> documents;
   ExportOptions options;
@@ -115,7 +115,6 @@ struct ExportJob {
   std::function<void(uint64_t rows)> count = {};  ///< told of rows of layers and sides that are written
 };
 
-/// The result of an export.
 struct ExportResult {
   std::vector<std::string> files;
   uint64_t bytes = 0;

@@ -282,8 +282,7 @@ class Reader {
         throw usage_error(
             "has one cache, of all {} layers; --window-layers is for states that have a second one",
             counts[0]);
-      numbers_[0].resize(counts[0]);
-      std::iota(numbers_[0].begin(), numbers_[0].end(), 0);
+      numbers_[0] = numbers_below<int>(counts[0]);
       return;
     }
     std::set<int> windows(options_.window_layers.begin(), options_.window_layers.end());
@@ -340,19 +339,14 @@ class Reader {
   }
 
   static std::vector<uint64_t> positions_of(const Stream& stream, const std::vector<uint32_t>& cells) {
-    std::vector<uint64_t> positions(cells.size());
-    for (size_t i = 0; i < cells.size(); ++i)
-      positions[i] = static_cast<uint64_t>(stream.positions[cells[i]]);
-    return positions;
+    return mapped<uint64_t>(cells, [&](uint32_t cell) { return stream.positions[cell]; });
   }
 
   ReadRows rows_of(const Stream& stream, const Rows& rows, Side side, const LayerShape& shape,
                    const std::vector<uint32_t>& order) const {
     Plane plane = plane_of_cells(rows, stream.cells(), shape.heads, side == Side::value && stream.transposed);
     check_plane(plane, bytes_.bytes.size(), "rows");
-    std::vector<uint32_t> all(stream.cells());
-    std::iota(all.begin(), all.end(), 0U);
-    if (order != all) plane.order = order;
+    if (order != numbers_below<uint32_t>(stream.cells())) plane.order = order;
     const size_t rotated = rotated_[static_cast<size_t>(side)];
     check_rotated(rotated, plane.dims);
     return reader_of(bytes_, std::move(plane), rotated);

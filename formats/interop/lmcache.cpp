@@ -65,9 +65,7 @@ Chunk open_chunk(const std::string& file) {
 }
 
 ForeignCache open_lmcache(const std::vector<std::string>& files, const ImportOptions& options) {
-  std::vector<Chunk> chunks;
-  chunks.reserve(files.size());
-  for (const std::string& file : files) chunks.push_back(open_chunk(file));
+  const auto chunks = mapped<Chunk>(files, open_chunk);
   const Chunk& first = chunks.front();
   const auto given = options.layers > 0 ? static_cast<uint64_t>(options.layers)
                      : options.model    ? static_cast<uint64_t>(options.model->num_layers)

@@ -104,6 +104,14 @@ ReadRows dequantized(const ReadRows& codes, const ReadRows& scales, const ReadRo
 
 // Reading -------------------------------------------------------------------------------------------
 
+/// The positions of so many rows of a cache that has seen `offset` tokens, and keeps its first `keep` tokens if it forgets any.
+std::vector<uint64_t> positions_in(uint64_t rows, uint64_t offset, uint64_t keep) {
+  std::vector<uint64_t> positions;
+  const uint64_t kept = offset > rows ? std::min(keep, rows) : 0;
+  for (uint64_t i = 0; i < rows; ++i) positions.push_back(i < kept ? i : offset - rows + i);
+  return positions;
+}
+
 /// A layer's cache, as the file describes it.
 struct LayerCache {
   std::string kind;
@@ -115,6 +123,8 @@ struct LayerCache {
   LayerShape shape;
   DType dtype = DType::f32;
   std::array<ReadRows, 2> sides;
+
+  std::vector<uint64_t> positions() const { return positions_in(rows, offset, keep); }
 };
 
 /// The file's rows in the order of their tokens. A rotating cache overwrites its oldest tokens except the first ones.
@@ -126,14 +136,6 @@ std::vector<uint32_t> order_of(const LayerCache& layer) {
   };
   add(0, layer.keep), add(layer.next, layer.room), add(layer.keep, layer.next);
   return order;
-}
-
-/// The positions of so many rows of a cache that has seen `offset` tokens, and keeps its first `keep` tokens if it forgets any.
-std::vector<uint64_t> positions_in(uint64_t rows, uint64_t offset, uint64_t keep) {
-  std::vector<uint64_t> positions;
-  const uint64_t kept = offset > rows ? std::min(keep, rows) : 0;
-  for (uint64_t i = 0; i < rows; ++i) positions.push_back(i < kept ? i : offset - rows + i);
-  return positions;
 }
 
 class PromptReader {
@@ -290,18 +292,14 @@ class PromptReader {
     return imported_text(object);
   }
 
-  static std::vector<uint64_t> positions_of(const LayerCache& layer) {
-    return positions_in(layer.rows, layer.offset, layer.keep);
-  }
-
   void add_documents(const std::vector<LayerCache>& layers, ForeignCache& cache) {
     ForeignDocument document{.name = document_name(file_->name())};
     for (const LayerCache& layer : layers)
-      if (layer.rows > document.positions.size()) document.positions = positions_of(layer);
+      if (layer.rows > document.positions.size()) document.positions = layer.positions();
     for (size_t i = 0; i < layers.size(); ++i) {
       const LayerCache& layer = layers[i];
       if (layer.shape.heads == 0) continue;
-      const auto own = positions_of(layer);
+      const auto own = layer.positions();
       if (!std::equal(own.rbegin(), own.rend(), document.positions.rbegin()))
         throw bad_input(
             "{}: layer {} holds tokens that are not the last ones of the layer that holds the most",

@@ -271,12 +271,11 @@ ForeignCache open_npy(const std::vector<std::string>& files, const ImportOptions
   if (files.size() > 2)
     throw usage_error("{} .npy files; give one with both sides, or one of keys and one of values",
                       files.size());
-  std::vector<Array> arrays;
-  arrays.reserve(files.size());
-  for (const std::string& file : files)
-    arrays.push_back(array_of(map_file(file), file, options.layout, options.type,
-                              files.size() == 1 ? std::map<size_t, std::string>{{5, "slhtd"}, {6, "slbhtd"}}
-                                                : std::map<size_t, std::string>{{4, "lhtd"}, {5, "lbhtd"}}));
+  const auto arrays = mapped<Array>(files, [&](const std::string& file) {
+    return array_of(map_file(file), file, options.layout, options.type,
+                    files.size() == 1 ? std::map<size_t, std::string>{{5, "slhtd"}, {6, "slbhtd"}}
+                                      : std::map<size_t, std::string>{{4, "lhtd"}, {5, "lbhtd"}});
+  });
   const Array &first = arrays.front(), &last = arrays.back();
   if (first.has('s') != (files.size() == 1) || last.has('s') != (files.size() == 1) ||
       (files.size() == 1 && first.extent('s') != 2))

@@ -25,6 +25,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/lazy.hpp"
+#include "lib/core/mapped.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/entropy/pack.hpp"
 #include "lib/entropy/rans.hpp"
@@ -280,9 +281,7 @@ struct LosslessForm {
   uint64_t plain_bytes(const Part& part) const { return packed_bytes(symbols(part), part.bits); }
 
   std::vector<std::string_view> part_streams() const {
-    std::vector<std::string_view> names;
-    for (const Part& part : parts()) names.push_back(part.stream);
-    return names;
+    return mapped<std::string_view>(parts(), &Part::stream);
   }
 
   /// Tokens of a document. Throws Error(bad_input) if its streams disagree.

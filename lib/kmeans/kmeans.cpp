@@ -9,6 +9,7 @@
 
 #include "lib/core/aligned.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/mapped.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/linalg/nearest.hpp"
@@ -295,9 +296,7 @@ std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOp
     engine->move(means);
   }
   report(progress, static_cast<double>(options.rounds), static_cast<double>(options.rounds));
-  std::vector<Clustering> results;
-  for (const auto& run : runs) results.push_back(run->finish());
-  return results;
+  return mapped<Clustering>(runs, [&](const auto& run) { return run->finish(); });
 }
 
 void team_means(const Team& team, MatrixView<const float> rows, const RowsByCluster& clusters,

@@ -7,6 +7,7 @@
 
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/mapped.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"
 #include "lib/linalg/topk.hpp"
@@ -151,9 +152,7 @@ double soften(std::span<float> logits, float sink) {
 }
 
 std::vector<uint32_t> top_ids(std::span<const float> logits, size_t count) {
-  std::vector<uint32_t> ids;
-  for (const Scored& scored : top_k(logits, count)) ids.push_back(scored.id);
-  return ids;
+  return mapped<uint32_t>(top_k(logits, count), &Scored::id);
 }
 
 /// One query over the tokens it sees; logits become weights. sink: a score beside both; -infinity: none.

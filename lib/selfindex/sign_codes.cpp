@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "lib/core/error.hpp"
+#include "lib/core/mapped.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/selfindex/codebook_entry.hpp"
 
@@ -113,9 +114,7 @@ void CodebookSums::add(MatrixView<const float> rows, MatrixView<const uint8_t> c
 }
 
 std::vector<SignCodebook> CodebookSums::codebooks() const {
-  std::vector<SignCodebook> codebooks;
-  for (const auto& of_head : parts_) codebooks.push_back(codebook_of(of_head, dims_));
-  return codebooks;
+  return mapped<SignCodebook>(parts_, [&](const auto& of_head) { return codebook_of(of_head, dims_); });
 }
 
 std::vector<SignCodebook> build_codebooks(MatrixView<const float> rows, MatrixView<const uint8_t> codes,

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "lib/core/error.hpp"
 #include "lib/quant/fp8.hpp"
@@ -117,8 +116,7 @@ constexpr int kBeyondFitting = 3;
 /// Order, coefficients in it, and the upper factor R of the Gram matrix in it.
 void JointRounder::factorize(MatrixView<const float> gram, std::span<const float> coefficients) {
   const size_t n = coefficients.size();
-  order_.resize(n);
-  std::iota(order_.begin(), order_.end(), 0u);
+  order_ = numbers_below<uint32_t>(n);
   std::ranges::stable_sort(order_, {}, [&](uint32_t i) { return std::abs(coefficients[i]); });
   coefficients_.resize(n), numbers_.resize(n), chosen_.resize(n), taken_up_.resize(n);
   rows_.resize(n * n), columns_.resize(n * n);

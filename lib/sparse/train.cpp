@@ -141,8 +141,7 @@ class Sampler {
     std::vector<size_t> bounds = team_.bounds(starts);
     for (size_t& bound : bounds) bound *= layout_.signal_width();
     team_.exchange(std::span(window_.data(), window_.size()), bounds);
-    permutation_.resize(total);
-    std::iota(permutation_.begin(), permutation_.end(), size_t{0});
+    permutation_ = numbers_below<size_t>(total);
     Rng(seed_ + first + 1, stream_).shuffle(permutation_);
   }
 

@@ -42,7 +42,8 @@ ForeignCache numbered_cache(int layers, const std::vector<uint64_t>& lengths, ui
   cache.model = model_of(std::vector(static_cast<size_t>(layers), usual_layer(kCacheHeads, kHeadDim)), {},
                          "test", notes);
   for (const uint64_t length : lengths) {
-    ForeignDocument document{.name = "d", .tokens = {}, .positions = first_positions(length), .layers = {}};
+    ForeignDocument document{
+        .name = "d", .tokens = {}, .positions = numbers_below<uint64_t>(length), .layers = {}};
     for (uint64_t t = 0; t < length; ++t) document.tokens.push_back(static_cast<uint32_t>(100 + t));
     for (int layer = 0; layer < layers; ++layer)
       document.layers.emplace(

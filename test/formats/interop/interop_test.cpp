@@ -39,7 +39,8 @@ ForeignCache cache_of(const std::vector<std::pair<uint64_t, uint64_t>>& lengths)
   std::vector<std::string> notes;
   cache.model = model_of({usual_layer(1, 2)}, {}, "test", notes);
   for (const auto& [tokens, held] : lengths) {
-    ForeignDocument document{.name = "d", .tokens = {}, .positions = first_positions(tokens), .layers = {}};
+    ForeignDocument document{
+        .name = "d", .tokens = {}, .positions = numbers_below<uint64_t>(tokens), .layers = {}};
     const ReadRows ones = [](uint64_t, MatrixView<float> out) {
       for (size_t i = 0; i < out.rows(); ++i) std::fill(out.row(i).begin(), out.row(i).end(), 1.0f);
     };
