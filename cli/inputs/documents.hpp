@@ -96,14 +96,12 @@ class NameRule {
   /// True if a new document is taken; else it is left out. same(number): whether it has the tokens of that document. Throws
   /// Error(bad_input) for one that is refused.
   bool takes(std::string_view name, size_t number, const std::function<bool(size_t before)>& same);
-  /// Keeps those of new documents that takes(document, number) is true for, and whose place no later one takes; numbers count from
-  /// `first`.
+  /// Erases new documents that takes(document, number) refuses, and those that gave way to later ones. The first has number `first`.
   template <class Document, class Takes>
   void keep(std::vector<Document>& documents, size_t first, const Takes& takes) {
-    std::vector<bool> taken;
-    taken.reserve(documents.size());
-    for (const Document& document : documents) taken.push_back(takes(document, first + taken.size()));
-    std::vector<Document> kept;
+    size_t number = first;
+    const auto taken = mapped<bool>(documents, [&](const auto& one) { return takes(one, number++); });
+    std::vector<Document> kept;  // only now is it known which gave way
     for (size_t i = 0; i < documents.size(); ++i)
       if (taken[i] && !gave_way(first + i)) kept.push_back(std::move(documents[i]));
     documents = std::move(kept);
@@ -127,7 +125,6 @@ class NameRule {
   std::vector<std::string> stored_, replaced_;
 };
 
-/// The option --replace.
 OptionField replace_field(bool& replace);
 
 /// The options --replace and --continue of commands that --append documents to a file which may have some of their names.
@@ -166,7 +163,6 @@ class DamagedDocuments {
   std::vector<Document> documents_;
 };
 
-/// The option --keep-going.
 OptionField keep_going_field(bool& keep_going);
 
 /// Documents of files without those whose token ids have the digest of an earlier one; their number goes to `left_out`. A document

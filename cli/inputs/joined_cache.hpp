@@ -69,15 +69,15 @@ class JoinedCache {
   void read(const Take& take) const {
     for (const Part& part : parts_)
       for (uint64_t begin = part.skipped; begin < part.end; begin += kRows)
-        for (const int layer : layers())
-          for (const Side side : kSides) {
-            const uint64_t end = std::min(part.end, begin + kRows),
-                           first = std::max(
-                               begin, sources_[part.source]->documents().left_out_of(layer, part.document));
-            if (first < end && model_.layer_shape(layer).width(side) > 0)
+        for (const int layer : layers()) {
+          const uint64_t left_out = sources_[part.source]->documents().left_out_of(layer, part.document);
+          const uint64_t first = std::max(begin, left_out), end = std::min(begin + kRows, part.end);
+          if (first >= end) continue;  // the layer holds none of these tokens
+          for (const Side side : kSides)
+            if (model_.layer_shape(layer).width(side) > 0)
               take(side, layer, part.place + first - part.skipped,
                    rows_of(part, side, layer, first, end - first));
-          }
+        }
   }
 
  private:

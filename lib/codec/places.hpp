@@ -48,28 +48,28 @@ class PlaceWriter {
   std::vector<uint64_t> at_, places_;
 };
 
-/// Consecutive units of a document, from a row of `places` on: the begin of each in each stream. Unit:
-/// other data of a unit that the codec needs.
+/// Some units of a document, one behind the other from a row of `places` on: at which row of each stream each of them begins, and
+/// what else the codec needs to know of it (Unit). Units have the document's numbers, streams those in the constructor's list.
 template <class Unit>
 class Interval {
  public:
-  Interval(uint64_t first, std::vector<uint64_t> begin) : first_(first), begins_(std::move(begin)) {
-    streams_ = begins_.size();
-  }
+  /// begin: the rows at which unit `first` begins. There are no units at first.
+  Interval(uint64_t first, std::vector<uint64_t> begin)
+      : first_(first), streams_(begin.size()), begins_(std::move(begin)) {}
 
-  uint64_t end() const { return first_ + units_.size(); }
+  uint64_t end() const { return first_ + units_.size(); }  ///< the unit behind the last one
   const Unit& operator[](uint64_t unit) const { return units_[unit - first_]; }
-  /// The row of a stream at which a unit begins. unit: one of these, or end(), the next one. stream: an index.
+  /// unit: one of these, or end().
   uint64_t begin(uint64_t unit, size_t stream) const { return begins_[(unit - first_) * streams_ + stream]; }
-  std::span<const uint64_t> ends() const { return std::span(begins_).last(streams_); }
+  std::span<const uint64_t> ends() const { return std::span(begins_).last(streams_); }  ///< of all streams
 
-  /// The next unit takes so many rows of each stream.
+  /// Adds unit end(), which takes so many rows of each stream.
   void add(const Unit& unit, std::span<const uint64_t> rows) {
     units_.push_back(unit);
-    for (const uint64_t count : rows)
+    for (const uint64_t count : rows)  // one stream after the other: its last begin is always `streams_` back
       begins_.push_back(checked_add(begins_[begins_.size() - streams_], count));
   }
-  /// Drops units from `end` on.
+  /// Drops the units from number `end` on.
   void cut(uint64_t end) {
     units_.resize(end - first_);
     begins_.resize((end - first_ + 1) * streams_);
@@ -79,7 +79,7 @@ class Interval {
   uint64_t first_;
   size_t streams_;
   std::vector<Unit> units_;
-  std::vector<uint64_t> begins_;  // (units + 1, streams)
+  std::vector<uint64_t> begins_;  // (units + 1, streams): the last row is where the next unit will begin
 };
 
 /// The places of a document's units, of any type.

@@ -38,10 +38,12 @@ void narrow(const float* in, uint16_t* out, size_t n) {
 }
 
 WordSums sums(const unsigned char* bytes, size_t n) {
-  constexpr size_t kWords = kBytes / 2;  // of 16 bits, per vector
-  constexpr size_t kRounds = 256;        // a lane's weighted sum stays below 256 * 257 / 2 * 65535 < 2^32
+  constexpr size_t kWords =
+      kBytes / 2;  // of 16 bits in a vector; a lane of it has one of an even place and one of an odd
+  constexpr size_t kRounds = 256;  // a lane's weighted sum stays below 256 * 257 / 2 * 65535 < 2^32
   WordSums total{0, 0};
-  while (n >= kWords) {
+  while (n >=
+         kWords) {  // a vector a round; sums of sums weigh each word by the number of rounds from its own on
     const size_t rounds = n / kWords < kRounds ? n / kWords : kRounds;
     Words even = {}, odd = {}, even_weighted = {}, odd_weighted = {};
 #pragma GCC unroll 2
@@ -57,14 +59,15 @@ WordSums sums(const unsigned char* bytes, size_t n) {
     store(odd, lanes[1]);
     store(even_weighted, lanes[2]);
     store(odd_weighted, lanes[3]);
-    // Word j of round r has weight (rounds - r) * kWords - j among the words of these rounds.
+    // The weight wanted for word i of round r is (rounds - r) * kWords - i; lane j has the words i = 2 j and 2 j + 1.
     uint64_t plain = 0, weighted = 0;
     for (size_t j = 0; j < kWidth; ++j) {
       plain += uint64_t{lanes[0][j]} + lanes[1][j];
-      weighted +=
-          kWords * (uint64_t{lanes[2][j]} + lanes[3][j]) - 2 * j * lanes[0][j] - (2 * j + 1) * lanes[1][j];
+      weighted += kWords * (uint64_t{lanes[2][j]} + lanes[3][j]);
+      weighted -= 2 * j * lanes[0][j] + (2 * j + 1) * lanes[1][j];
     }
-    total.weighted += total.plain * (rounds * kWords) + weighted;
+    total.weighted +=
+        total.plain * (rounds * kWords) + weighted;  // words before these weigh more by their number
     total.plain += plain;
     bytes += kBytes * rounds;
     n -= kWords * rounds;

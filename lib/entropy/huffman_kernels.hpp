@@ -77,7 +77,7 @@ size_t safe_rounds(const Lane* lanes, uint64_t last) {
 }
 
 /// The lanes advance together, look-up by look-up: a processor sees only so far ahead, and finds independent
-/// work there. Whole entries first; then the symbols near an end one by one.
+/// work there. First whole entries, in rounds for which no lane asks how far its end is; then symbol by symbol, to the ends.
 template <size_t kCount>
 inline void decode(const uint64_t* entries, const uint8_t* in, size_t in_bytes, Lane* lanes) {
   const uint64_t last = in_bytes - 8;
@@ -87,7 +87,7 @@ inline void decode(const uint64_t* entries, const uint8_t* in, size_t in_bytes, 
   while (size_t rounds = safe_rounds<kCount>(lane, last))
     for (; rounds > 0; --rounds) {
       uint64_t word[kCount];
-      // A mark below the bits: its shift tells at the end how many bits were used.
+      // Its lowest bit is a mark, not input: how far it has moved up at the end is how many bits were used.
 #pragma GCC unroll 8
       for (size_t k = 0; k < kCount; ++k) word[k] = load_bits(in, last, lane[k].bit) | 1;
 #pragma GCC unroll 8
@@ -95,21 +95,22 @@ inline void decode(const uint64_t* entries, const uint8_t* in, size_t in_bytes, 
 #pragma GCC unroll 8
         for (size_t k = 0; k < kCount; ++k) {
           const uint64_t entry = entries[word[k] >> (64 - kWindow)], symbols = entry >> 16;
-          memcpy(lane[k].out, &symbols, sizeof symbols);
+          memcpy(lane[k].out, &symbols,
+                 sizeof symbols);  // more than count: the next look-up writes over the rest
           lane[k].out += entry >> 10 & 7;
           word[k] <<= entry & 63;
         }
 #pragma GCC unroll 8
       for (size_t k = 0; k < kCount; ++k) lane[k].bit += (uint64_t)__builtin_ctzll(word[k]);
     }
-  for (bool any = true; any;) {
-    any = false;
+  for (bool unfinished = true; unfinished;) {
+    unfinished = false;
     for (size_t k = 0; k < kCount; ++k) {
       if (lane[k].out == lane[k].end) continue;
       const uint64_t entry = entries[load_bits(in, last, lane[k].bit) >> (64 - kWindow)];
       *lane[k].out++ = (uint8_t)(entry >> 16);
       lane[k].bit += entry >> 6 & 15;
-      any = true;
+      unfinished = true;
     }
   }
   for (size_t k = 0; k < kCount; ++k) lanes[k] = lane[k];

@@ -44,15 +44,15 @@ KVCODEC_HD float larger(float a, float b) {
 #endif
 }
 
-/// True if a level does not come back within the bound. The code has no branches, which would stall lanes of a device. There are no NaNs:
-/// steps are 0 or from 2^-24 to 2^16, values are finite, and a level that overflows is infinite, as is what comes back. The comparisons are
-/// those of real numbers, since both differences are exact: at level 0 both are the value itself. Elsewhere x and what comes back lie
-/// within a factor of 4: rounded, both have at most 11 digits, so their difference has at most 14; not rounded, they lie within a factor of
-/// 2 (Sterbenz' lemma), or the level is 1 or -1 and what comes back is the step, which has 11 digits too.
+/// True if x, stored as this level, comes back with an error above the bound: as a float, or rounded to 16 bits. Without branches, which
+/// would stall lanes of a device. No NaN arises: x is finite, steps are 0 or from 2^-24 to 2^16, and a level that overflows is infinite.
+/// Both errors are exact, so that rounding never decides. At level 0 they are x itself. Elsewhere x and what comes back lie within a factor
+/// of 4. Rounded, both have 11 digits at most, and their difference 14. Not rounded, they lie within a factor of 2 (Sterbenz' lemma), or
+/// the level is 1 or -1, and the step comes back, which has 11 digits too.
 KVCODEC_HD bool fails(float x, float level, const Grid& grid, bool brain) {
-  const float back = level * grid.step;
-  const float rounded = brain ? nearest_bf16(back) : rounded_to_16(back, false);
-  return !(larger(std::fabs(back - x), std::fabs(rounded - x)) <= grid.bound);
+  const float back = level * grid.step, rounded = brain ? nearest_bf16(back) : rounded_to_16(back, false);
+  const float error = larger(std::fabs(back - x), std::fabs(rounded - x));
+  return !(error <= grid.bound);
 }
 
 /// The symbol of a level, or the exact symbol.
