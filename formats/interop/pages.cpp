@@ -115,10 +115,22 @@ ExportResult write_pages(std::string_view format, const CacheSource& source, con
   return result;
 }
 
-/// The common part of the two programs' pages.
-ForeignFormat pages_format(std::string_view name, std::string_view summary) {
-  return {.name = name,
-          .summary = summary,
+/// The two programs, and the tokens of their usual pages.
+struct Program {
+  std::string_view name, summary;
+  uint64_t page;
+};
+constexpr Program kVllm{"vllm-blocks", "raw blocks of vLLM's file tier", 16},
+    kSglang{"sglang", "raw pages of SGLang", 64};
+
+template <const Program& kProgram>
+ForeignFormat pages_format() {
+  return {.name = kProgram.name,
+          .summary = kProgram.summary,
+          .open = [](const auto& files,
+                     const auto& options) { return open_pages(kProgram.name, files, options); },
+          .write = [](const auto& source,
+                      const auto& job) { return write_pages(kProgram.name, source, job, kProgram.page); },
           .import_options = {"heads", "head-dim", "layer-count", "layout", "type", "page", "key-pairs"},
           .export_options = {"type", "page", "layout", "key-pairs"},
           .writes_folder = true,
@@ -127,22 +139,7 @@ ForeignFormat pages_format(std::string_view name, std::string_view summary) {
 
 }  // namespace
 
-ForeignFormat vllm_blocks_format() {
-  ForeignFormat format = pages_format("vllm-blocks", "raw blocks of vLLM's file tier");
-  format.open = [](const auto& files, const auto& options) {
-    return open_pages("vllm-blocks", files, options);
-  };
-  format.write = [](const auto& source, const auto& job) {
-    return write_pages("vllm-blocks", source, job, 16);
-  };
-  return format;
-}
-
-ForeignFormat sglang_format() {
-  ForeignFormat format = pages_format("sglang", "raw pages of SGLang");
-  format.open = [](const auto& files, const auto& options) { return open_pages("sglang", files, options); };
-  format.write = [](const auto& source, const auto& job) { return write_pages("sglang", source, job, 64); };
-  return format;
-}
+ForeignFormat vllm_blocks_format() { return pages_format<kVllm>(); }
+ForeignFormat sglang_format() { return pages_format<kSglang>(); }
 
 }  // namespace kvcodec::interop
