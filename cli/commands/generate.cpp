@@ -1,17 +1,16 @@
-// kvcodec generate [FILE...] --model PATH --prompt TEXT [options]
 #include <algorithm>
 #include <optional>
 
 #include "cli/codecs/codec_spec.hpp"
+#include "cli/codecs/coding.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/text.hpp"
-#include "cli/inputs/coded_cache.hpp"
 #include "cli/inputs/joined_cache.hpp"
 #include "cli/inputs/model_runner.hpp"
 #include "formats/models/chat.hpp"
 #include "formats/models/layer_state.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
+#include "lib/pipeline/coded_document.hpp"
 #include "lib/pipeline/generation.hpp"
 #include "lib/pipeline/selection.hpp"
 
@@ -91,6 +90,84 @@ class TokenPrinter {
   bool prints_;
   std::vector<uint32_t> waiting_;
   std::string text_;
+};
+
+/// A document of a codes file as codes in memory, for text that a model writes behind it, and the way to write it back.
+class CodedCache {
+ public:
+  /// Reads all its codes. book: as of CodecOfFile; engine: multiplies, may be nullptr. config: of the model that goes on, which has the shapes of the
+  /// file's; outlives this. Throws Error(bad_input) for codes without all of its layers, or damaged ones.
+  CodedCache(const std::string& file, const std::string& book, Engine* engine, size_t document,
+             const ModelConfig& config)
+      : reader_(file),
+        codec_(reader_, book, engine),
+        number_(document),
+        layout_(codec_.codec(), config, reader_.info().source_dtype),
+        document_(layout_, ids(), left_out()) {
+    reader_.check_streams(codec_.codec());
+    for (size_t part = 0; part < layout_.parts(); ++part) {
+      const GroupShape& shape = layout_.shape(part);
+      if (std::ranges::find(reader_.info().groups, shape.first_layer()) == reader_.info().groups.end())
+        throw bad_input("{}: has no codes of layer {}", file, shape.first_layer());
+      at_dataset(file, shape.side, shape.first_layer(),
+                 [&] { document_.copy(part, *reader_.document(shape.side, shape.first_layer(), document)); });
+    }
+  }
+
+  /// True if the codec multiplies keys and values of a layer without decoding them.
+  bool pays() const { return codec_.multiplies() && document_.multiplies(); }
+  bool appends() const { return codec_.entry().capabilities.appends; }
+  CodedDocument& document() { return document_; }
+  /// What it takes, without the codec's book.
+  double bits_per_value() const { return document_.stored(document_.tokens()).bits_per_value(); }
+  std::string_view codec_name() const { return codec_.entry().name; }
+
+  /// Writes a codes file of this document with what was added to it. ids: of all its tokens; empty where they are not known. state: behind
+  /// them, of models that have one.
+  void write(OutputFile& output, std::span<const uint32_t> ids, std::vector<StateTensor> state,
+             const Provenance& provenance) const {
+    const uint64_t tokens = document_.tokens();
+    CodesInfo info = reader_.info();
+    DocumentFacts facts = info.documents.facts_of(number_);
+    facts.state = std::move(state);
+    facts.digest.reset();
+    if (!ids.empty()) facts.digest = token_digest(ids);
+    Documents documents;
+    documents.add(info.documents.names[number_], tokens,
+                  info.documents.whole() ? std::span<const uint64_t>() : info.documents.left_out[number_],
+                  facts);
+    info.documents = std::move(documents);
+    const auto positions = numbers_below<uint64_t>(tokens);
+    const std::optional<Book> embedded = reader_.embedded_book();
+    CodesWriter writer(output, info, codec_.codec(), {ids, positions}, embedded ? &*embedded : nullptr,
+                       &reader_);
+    for (size_t part = 0; part < layout_.parts(); ++part) {
+      const GroupShape& shape = layout_.shape(part);
+      StreamStore& streams = writer.document(shape.side, shape.first_layer(), 0);
+      for (const StreamSpec& spec : document_.encoded(part).specs())
+        if (!spec.shared) streams.append(spec.name, document_.encoded(part).bytes(spec.name));
+    }
+    writer.finish(provenance);
+  }
+
+ private:
+  std::vector<uint32_t> ids() const {
+    const Documents& documents = reader_.info().documents;
+    return reader_.has_tokens() ? reader_.tokens(documents.offsets[number_], documents.length(number_))
+                                : std::vector<uint32_t>();
+  }
+  /// Of each part.
+  std::vector<size_t> left_out() const {
+    return mapped<size_t>(numbers_below<size_t>(layout_.parts()), [&](size_t part) {
+      return reader_.info().documents.left_out_of(layout_.shape(part).first_layer(), number_);
+    });
+  }
+
+  CodesReader reader_;
+  CodecOfFile codec_;
+  size_t number_;
+  CodedLayout layout_;
+  CodedDocument document_;
 };
 
 /// Writes the codes with what was read. ids: of that; state: behind it.

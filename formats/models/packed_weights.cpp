@@ -1,8 +1,7 @@
-#include "formats/models/packed_weights.hpp"
-
 #include <algorithm>
 #include <cstring>
 
+#include "formats/models/safetensors.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
