@@ -41,6 +41,20 @@ std::set<uint32_t> largest(const std::vector<double>& values, size_t visible, si
   return {ids.begin(), ids.begin() + static_cast<ptrdiff_t>(std::min(visible, budget))};
 }
 
+/// Codes give these keys and values back as they are.
+SelectionTask exact_task(const Selector& selector, MatrixView<const float> keys,
+                         MatrixView<const float> values, MatrixView<const float> queries, size_t per_step,
+                         std::span<const uint64_t> visible) {
+  return {.selector = &selector,
+          .keys = keys,
+          .values = values,
+          .stored_keys = keys,
+          .stored_values = values,
+          .queries = queries,
+          .per_step = per_step,
+          .visible = visible};
+}
+
 std::unique_ptr<Codec> make_selfindex(int heads, int query_heads, int dims,
                                       const std::vector<std::pair<std::string, Scalar>>& values = {},
                                       const ScoreForms& scores = {}) {
@@ -72,15 +86,8 @@ TEST_CASE(
       rule.share = share;
       rule.budget = budget;
       rule.ratio = 0.1;
-      const Selections result = select_tokens({.selector = &oracle,
-                                               .keys = keys,
-                                               .values = values,
-                                               .stored_keys = keys,
-                                               .stored_values = values,
-                                               .queries = queries,
-                                               .per_step = per_step,
-                                               .visible = visible},
-                                              rule);
+      const Selections result =
+          select_tokens(exact_task(oracle, keys, values, queries, per_step, visible), rule);
       const bool each = share == Share::each;
       REQUIRE_EQ(result.chosen.size(), each ? steps * per_step : steps);
       CHECK_EQ(result.quality.recall, doctest::Approx(double(result.chosen.size())));
@@ -122,15 +129,7 @@ TEST_CASE("selection: the newest tokens are selected within the budget") {
   SelectionRule rule;
   rule.budget = 10;
   rule.newest = 4;
-  const auto result = select_tokens({.selector = &oracle,
-                                     .keys = keys,
-                                     .values = values,
-                                     .stored_keys = keys,
-                                     .stored_values = values,
-                                     .queries = queries,
-                                     .per_step = 1,
-                                     .visible = visible},
-                                    rule);
+  const auto result = select_tokens(exact_task(oracle, keys, values, queries, 1, visible), rule);
   REQUIRE_EQ(result.chosen[0].size(), 10);
   std::set<uint32_t> found;
   for (const Scored& scored : result.chosen[0]) found.insert(scored.id);
@@ -153,17 +152,9 @@ TEST_CASE("selection: windows, caps, sinks and narrow values count in choices an
     CAPTURE(share);
     SelectionRule rule;
     rule.budget = 6, rule.share = share;
-    const Selections result = select_tokens({.selector = &oracle,
-                                             .keys = keys,
-                                             .values = values,
-                                             .stored_keys = keys,
-                                             .stored_values = values,
-                                             .queries = queries,
-                                             .per_step = per_step,
-                                             .visible = visible,
-                                             .from = from,
-                                             .form = {static_cast<float>(cap), sinks}},
-                                            rule);
+    SelectionTask task = exact_task(oracle, keys, values, queries, per_step, visible);
+    task.from = from, task.form = {static_cast<float>(cap), sinks};
+    const Selections result = select_tokens(task, rule);
     double mass = 0, error = 0;
     for (size_t step = 0; step < 2; ++step) {
       const size_t seen = visible[step] - from[step];
@@ -354,16 +345,8 @@ TEST_CASE("selections: tokens that wait come beside the budget, and caches count
   const OracleSelector oracle(keys);
   std::vector<uint64_t> visible, waiting;
   for (size_t i = 0; i < steps; ++i) visible.push_back(41 + i), waiting.push_back(i % 10);
-  SelectionTask task{.selector = &oracle,
-                     .keys = keys,
-                     .values = keys,
-                     .stored_keys = keys,
-                     .stored_values = keys,
-                     .queries = queries,
-                     .per_step = 2,
-                     .visible = visible,
-                     .waiting = waiting,
-                     .sink = 3};
+  SelectionTask task = exact_task(oracle, keys, keys, queries, 2, visible);
+  task.waiting = waiting, task.sink = 3;
   SelectionRule rule;
   rule.budget = 12;
   rule.beside = Beside::waiting;
