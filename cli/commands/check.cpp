@@ -1,4 +1,3 @@
-// kvcodec check FILE... [options]
 #include <map>
 
 #include "cli/codecs/coding.hpp"

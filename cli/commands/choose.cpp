@@ -1,4 +1,3 @@
-// kvcodec choose KV (--total-bits X | --max-nll X --model PATH --text PATH) [options]
 #include <algorithm>
 #include <cmath>
 

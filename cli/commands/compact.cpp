@@ -1,5 +1,3 @@
-// kvcodec compact FILE [-o OUT]
-
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 

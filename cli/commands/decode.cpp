@@ -1,4 +1,3 @@
-// kvcodec decode CODES [options] -o KV
 #include <algorithm>
 #include <deque>
 #include <functional>

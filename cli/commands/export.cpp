@@ -1,4 +1,3 @@
-// kvcodec export FILE --to FORMAT [options] -o OUTPUT
 #include <algorithm>
 #include <optional>
 #include <utility>

@@ -1,4 +1,3 @@
-// kvcodec index CACHE -o INDEX
 #include <algorithm>
 #include <functional>
 #include <optional>

@@ -1,4 +1,3 @@
-// kvcodec join FILE... [options] -o KV
 #include <numeric>
 
 #include "cli/frame/common.hpp"

@@ -1,4 +1,3 @@
-// kvcodec ls FILE... [options]
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 

@@ -1,4 +1,3 @@
-// kvcodec prepare MODEL --text PATH ... [options] -o BOOK
 #include <algorithm>
 #include <filesystem>
 

@@ -1,4 +1,3 @@
-// kvcodec report RESULT ... -o PAGE
 #include "cli/reporting/report.hpp"
 
 #include <cerrno>

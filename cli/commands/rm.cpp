@@ -1,4 +1,3 @@
-// kvcodec rm FILE --documents LIST (-o OUT | --in-place)
 #include "cli/frame/common.hpp"
 #include "cli/inputs/documents.hpp"
 

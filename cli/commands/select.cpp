@@ -1,4 +1,3 @@
-// kvcodec select CODES --queries KV [-o SELECTION]
 #include <algorithm>
 #include <optional>
 

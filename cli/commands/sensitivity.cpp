@@ -1,4 +1,3 @@
-// kvcodec sensitivity --model PATH --text PATH ... [options] -o FILE
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/inputs/model_runner.hpp"

@@ -1,4 +1,3 @@
-// kvcodec split FILE (--size N | --parts N | --list NAME=LIST ...) -o PATTERN
 #include <algorithm>
 #include <filesystem>
 #include <memory>

@@ -1,4 +1,3 @@
-// kvcodec train-rvq KV ... [options] -o CODEBOOKS
 #include <algorithm>
 #include <cmath>
 #include <iterator>

@@ -284,7 +284,6 @@ class KeptBlocks {
   std::list<Piece> pieces_;  // the one used last in front
 };
 
-/// One document.
 class DocumentBlocks final : public kvcomp::BlocksElsewhere {
  public:
   DocumentBlocks(const DeviceWork& device, KeptBlocks& kept, const Layout& layout, DType storage, Coder coder,

@@ -274,7 +274,6 @@ __device__ __forceinline__ bool is_finite(float value) {
   return (bits_of(value) & 0x7f800000u) != 0x7f800000u;
 }
 
-/// Value (t, c) of a raw block.
 __device__ __forceinline__ float raw_value(const KvcompStore& store, const KvcompPlace& place, unsigned t,
                                            unsigned c) {
   const uint32_t bits = store.payload.bits((place.payload + 2 * (uint64_t{t} * store.dims + c)) * 8, 16);

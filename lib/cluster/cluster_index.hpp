@@ -84,7 +84,6 @@ class ClusterIndex {
   std::vector<uint32_t> ids_;
 };
 
-/// The effort of clustering.
 struct ClusteringEffort {
   size_t runs = 0, converged = 0;  ///< k-means of one batch of one head
   size_t max_rounds = 0;

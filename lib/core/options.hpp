@@ -71,7 +71,6 @@ struct Options {
   Options& operator=(const Options&) = default;
 };
 
-/// Options with no fields.
 struct NoOptions final : Options {
   std::vector<OptionField> fields() override { return {}; }
 };

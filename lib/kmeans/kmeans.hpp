@@ -108,7 +108,6 @@ struct KmeansOnDevice {
 /// The mean of chosen rows, summed in double in the order of ids; zeros for none. ids: below rows.rows().
 void mean_of(MatrixView<const float> rows, std::span<const uint32_t> ids, std::span<float> mean);
 
-/// Rows by cluster.
 struct RowsByCluster {
   std::vector<uint64_t> offsets;  ///< k + 1: prefix sums of the clusters' sizes
   std::vector<uint32_t> rows;     ///< of cluster 0, rising, then of cluster 1 ...

@@ -107,7 +107,6 @@ class OmpBlock {
     }
   }
 
-  /// Signals of a block.
   static size_t signals_of(const Omp& omp) { return omp.has_gram() ? kBlock : kDirectBlock; }
 
   /// Codes signals: (at most signals_of, width), and writes rows first, first + 1 … of codes.
