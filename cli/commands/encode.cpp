@@ -290,6 +290,9 @@ void read_book_for(const CodecEntry& entry, Encoding& encoding) {
   encoding.info.book_type = entry.book_type;
   encoding.info.book_digest = encoding.book->digest;
   encoding.info.book_bytes = encoding.book->book.size_bytes();
+  if (encoding.book->book.program && options.embed_book)
+    throw usage_error("{}: a program is not embedded, since one that lies in a file is never run",
+                      options.book);
 }
 
 /// The type to which values are rounded before a codec keeps every bit of them, with a note; std::nullopt if there is no such codec, or

@@ -14,13 +14,18 @@ struct ReportOptions final : CommandOptions {
   std::vector<std::string> inputs;
   std::string title = "What compression does to the cache, and to the model", plot;
   double loss = 0.01;  ///< 1% more perplexity, which readers hardly notice
+  TableForm table = TableForm::text;
 
   std::vector<OptionField> fields() override {
-    return {{"title", "title of the page", &title},
-            {"loss",
-             "rise of the negative log-likelihood, in nats per token, that the conclusion takes for small",
-             &loss, 0, 100},
-            {"plot", "also write the first plot by itself, as an SVG file", &plot}};
+    return {
+        {"title", "title of the page", &title},
+        {"loss",
+         "rise of the negative log-likelihood, in nats per token, that the conclusion takes for small", &loss,
+         0, 100},
+        {"plot", "also write the first plot by itself, as an SVG file", &plot},
+        {"table",
+         "print the tables alone, in this form; without -o no page is made. latex needs the package booktabs",
+         &table}};
   }
 };
 
@@ -35,7 +40,7 @@ void write_file(OutputFile& output, const std::string& text) {
 std::string report(Command& command) {
   ReportOptions options;
   command.describe(
-      "RESULT ... -o PAGE [options]",
+      "RESULT ... -o PAGE [options]   or: RESULT ... --table FORM [options]",
       "Makes one HTML page of results: what eval-model (text and recall), eval-recon, train-rvq and sensitivity "
       "print with --json. It says what the intervals allow to conclude, plots the rate against what the model loses "
       "and against the error of attention, and shows errors by layer and dimension, those that keys were split by, "
@@ -44,7 +49,8 @@ std::string report(Command& command) {
       "Settings whose labels differ only by a number at the end, as kivi-2 and kivi-4, are joined by a line.",
       "kvcodec eval-model --model data/demo-model --text docs/ --codec kivi:label=kivi-2 --json >model.json\n"
       "kvcodec eval-recon kv.h5 kivi-2.h5 --rate codes.h5 --attention --bound --json >recon.json\n"
-      "kvcodec report model.json recon.json -o report.html");
+      "kvcodec report model.json recon.json -o report.html\n"
+      "kvcodec report model.json --table latex");
   command.group("Input and output");
   command.inputs("RESULT", "JSON of eval-model, eval-recon, train-rvq or sensitivity", options.inputs);
   options.output.declare(command, "page to write");
@@ -52,6 +58,12 @@ std::string report(Command& command) {
   command.options(options, {{"title", "TEXT"}, {"loss", "NATS"}, {"plot", "FILE"}});
   options.common.declare(command);
   command.parse();
+  const bool alone = command.given("table");
+  if (alone && options.output.path.empty()) {
+    if (!options.plot.empty()) throw usage_error("--plot needs -o");
+    options.common.apply(command, false);
+    return tables(read_results(options.inputs), options.table);
+  }
   options.check_files(command, options.inputs, false);
   options.output.differs_from(options.plot, "--plot");
   OutputOptions{.path = options.plot, .to = {}, .force = options.output.force}.keep(options.inputs);
@@ -66,6 +78,7 @@ std::string report(Command& command) {
   };
   const auto make_page = [&] {
     return run_to_file(options.output, write_page, [&](bool) {
+      if (alone) return tables(results, options.table);
       if (!options.common.json) return text_page(results, options.loss);
       Json conclusions = Json::array();
       size_t settings = 0, recalls = 0;

@@ -122,4 +122,12 @@ std::string html_page(const Results& results, const std::string& title, double l
 /// The tables, and the conclusions of the page.
 std::string text_page(const Results& results, double loss);
 
+enum class TableForm : uint8_t { text, csv, tsv, markdown, latex };
+constexpr auto names_of(TableForm) {
+  return std::to_array<std::string_view>({"text", "csv", "tsv", "markdown", "latex"});
+}
+
+/// The tables alone, an empty line between two of them. latex: a tabular with the lines of the package booktabs.
+std::string tables(const Results& results, TableForm form);
+
 }  // namespace kvcodec::cli

@@ -167,6 +167,46 @@ std::string text_table(const std::vector<Cells>& rows) {
   return table.text();
 }
 
+/// With a mark before each of these characters.
+std::string marked(const std::string& text, std::string_view characters, char mark) {
+  std::string out;
+  for (const char c : text) {
+    if (characters.find(c) != characters.npos) out += mark;
+    out += c;
+  }
+  return out;
+}
+
+std::string formed_cell(const std::string& text, TableForm form) {
+  if (form == TableForm::latex) return text == "+-" ? "$\\pm$" : marked(text, "%&#_$", '\\');
+  if (form == TableForm::csv && text.find_first_of(",\"") != text.npos)
+    return '"' + marked(text, "\"", '"') + '"';
+  return text;
+}
+
+std::string formed_table(const std::vector<Cells>& rows, TableForm form) {
+  if (form == TableForm::text || rows.empty()) return text_table(rows);
+  const bool latex = form == TableForm::latex;
+  const auto line = [&](const Cells& row, auto member) {
+    std::vector<std::string> cells;
+    for (const auto& cell : row) cells.push_back(formed_cell(cell.*member, form));
+    if (form == TableForm::markdown) return fmt::format("| {} |\n", fmt::join(cells, " | "));
+    if (latex) return fmt::format("{} \\\\\n", fmt::join(cells, " & "));
+    return fmt::format("{}\n", fmt::join(cells, form == TableForm::csv ? "," : "\t"));
+  };
+  using Cell = Cells::value_type;
+  const size_t numbers = rows[0].size() - 1;
+  std::string out = line(rows[0], &Cell::first);
+  if (latex) out = "\\begin{tabular}{l" + std::string(numbers, 'r') + "}\n\\toprule\n" + out + "\\midrule\n";
+  if (form == TableForm::markdown) {
+    out += "| --- |";
+    for (size_t i = 0; i < numbers; ++i) out += " ---: |";
+    out += "\n";
+  }
+  for (const Cells& row : rows) out += line(row, &Cell::second);
+  return latex ? out + "\\bottomrule\n\\end{tabular}\n" : out;
+}
+
 /// "+-" as "±", and "-12" with a true minus sign.
 std::string in_print(std::string text) {
   if (text == "+-") return "±";
@@ -543,6 +583,17 @@ std::string text_page(const Results& results, double loss) {
     add(text_table(recall_cells(run)));
   }
   if (!results.recon.empty()) add(text_table(recon_cells(results)));
+  return out;
+}
+
+std::string tables(const Results& results, TableForm form) {
+  std::string out;
+  const auto add = [&](const std::vector<Cells>& rows) {
+    out += (out.empty() ? "" : "\n") + formed_table(rows, form);
+  };
+  for (const ModelRun& run : results.runs) add(model_cells(run));
+  for (const RecallRun& run : results.recalls) add(recall_cells(run));
+  if (!results.recon.empty()) add(recon_cells(results));
   return out;
 }
 

@@ -3,10 +3,13 @@
 #include <algorithm>
 
 #include "formats/cache/header_io.hpp"
+#include "formats/io/mapped_file.hpp"
+#include "formats/io/row_program.hpp"
 
 namespace kvcodec {
 namespace {
 
+constexpr const char* kProgramType = "program";  // for the codec exec: no file of ours
 constexpr std::string_view kBookTypes[] = {"dictionary", "codebooks", "transform"};
 
 /// Array names are paths below the book's group: lower-case words with '_' or '-', joined by '/'.
@@ -78,7 +81,19 @@ bool is_book_type(std::string_view type) {
   return std::ranges::find(kBookTypes, type) != std::end(kBookTypes);
 }
 
+/// A program as a book: its bytes, and how it is started.
+static BookFile program_book(const std::string& name) {
+  const MappedFile file(name);
+  BookFile result;
+  result.type.type = result.book.type = kProgramType;
+  result.book.arrays.push_back(Array::of("program", DType::u8, {file.bytes().size()}, file.bytes()));
+  result.book.program = row_program(name);
+  result.digest = result.book.digest();
+  return result;
+}
+
 BookFile read_book(const std::string& name, const std::string& type, bool with_training) {
+  if (type == kProgramType) return program_book(name);
   const h5::File file = h5::File::open(name);
   BookFile result;
   result.type = read_file_type(file);

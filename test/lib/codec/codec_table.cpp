@@ -1,10 +1,13 @@
 #include "test/lib/codec/codec_table.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <map>
 #include <numeric>
 
 #include "lib/codec/registry.hpp"
+#include "lib/codec/row_program.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/half.hpp"
 #include "test/lib/sparse/omp_reference.hpp"
@@ -745,6 +748,74 @@ CodecCase transform_case(const TransformSettings& settings) {
           settings.first_tokens ? 2 * 256.0 : 0};  // the states that a first token's block begins with
 }
 
+// exec
+// -----------------------------------------------------------------------------------------------------------------------
+
+/// A program inside the process: multiples of a 127th of the largest value that a survey saw, one byte each.
+class Int8Program final : public RowProgram {
+ public:
+  bool surveys() const override { return true; }
+  void observe(const GroupShape& shape, MatrixView<const float> rows) override {
+    float& largest = largest_[{shape.side, shape.first_layer()}];
+    for (size_t t = 0; t < rows.rows(); ++t)
+      for (const float value : rows.row(t)) largest = std::max(largest, std::abs(value));
+  }
+  std::vector<uint8_t> learn(const GroupShape& shape) override {
+    const auto step =
+        std::bit_cast<std::array<uint8_t, 4>>(largest_[{shape.side, shape.first_layer()}] / 127);
+    return {step.begin(), step.end()};
+  }
+  std::vector<uint8_t> encode(const GroupShape&, std::span<const uint8_t> table, uint64_t,
+                              MatrixView<const float> rows) override {
+    std::vector<uint8_t> bytes;
+    for (size_t t = 0; t < rows.rows(); ++t)
+      for (const float value : rows.row(t)) {
+        const float level = step_of(table) > 0 ? std::round(value / step_of(table)) : 0;
+        bytes.push_back(static_cast<uint8_t>(static_cast<int8_t>(std::clamp(level, -127.0f, 127.0f))));
+      }
+    return bytes;
+  }
+  void decode(const GroupShape&, std::span<const uint8_t> table, uint64_t, std::span<const uint8_t> bytes,
+              MatrixView<float> out) override {
+    for (size_t i = 0; i < bytes.size(); ++i)
+      out.row(i / out.cols())[i % out.cols()] =
+          static_cast<float>(static_cast<int8_t>(bytes[i])) * step_of(table);
+  }
+
+ private:
+  static float step_of(std::span<const uint8_t> table) {
+    std::array<uint8_t, 4> bytes{};
+    std::ranges::copy(table.first(4), bytes.begin());
+    return std::bit_cast<float>(bytes);
+  }
+  std::map<std::pair<Side, int>, float> largest_;
+};
+
+CodecCase exec_case(int64_t block) {
+  return {
+      .label = fmt::format("exec, block {}", block),
+      .codec = "exec",
+      .options = {{"block", block}},
+      .check_error =
+          [](const GroupShape&, DType, MatrixView<const float> original, MatrixView<const float> decoded) {
+            float largest = 0;
+            for (size_t t = 0; t < original.rows(); ++t)
+              for (const float value : original.row(t)) largest = std::max(largest, std::abs(value));
+            size_t wrong = 0;
+            for (size_t t = 0; t < original.rows(); ++t)
+              for (size_t c = 0; c < original.cols(); ++c)
+                wrong += std::abs(original(t, c) - decoded(t, c)) > 0.502f / 127 * largest;
+            CHECK_EQ(wrong, 0);
+          },
+      .make_book =
+          [](const CodecContext&, Rng&) {
+            Book book{.type = "program"};
+            book.program = [](const std::string&, int64_t) { return std::make_unique<Int8Program>(); };
+            return book;
+          },
+      .block_bits = 64 * 128.0};
+}
+
 // pairs
 // ----------------------------------------------------------------------------------------------------------------------
 
@@ -813,6 +884,9 @@ std::vector<CodecCase> codec_table() {
       sparse_case({.signal = SignalUnit::head, .error_target = 0.9}),
       behind_sink(sparse_case({.layer_group = 2, .coefficients = "i8", .sort_ids = true}), 1),
       behind_sink(sparse_case({.signal = SignalUnit::head, .error_target = 0.7}), 5),
+      exec_case(16),
+      behind_sink(exec_case(1), 3),
+      before_rope(exec_case(7)),
       kivi_case(2, 32, 32, 128, "f16"),
       kivi_case(4, 32, 32, 128, "f16"),
       kivi_case(1, 8, 5, 0, "bf16"),

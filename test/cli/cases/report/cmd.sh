@@ -11,6 +11,8 @@ kvcodec eval-recon data/demo.h5 kivi-2.h5 --rate codes.h5 --attention --bound --
 kvcodec report model.json recall.json recon.json -o page.html | grep -oE '^(setting|none|kivi|<|fp8|recons)[^ ]*'
 kvcodec report model.json recall.json recon.json -o again.html --json | sed '/conclusions/,$d'
 sed 's/again.html/page.html/' again.html | cmp page.html - && echo "same page"
+for form in csv markdown latex; do kvcodec report model.json recon.json --table $form | grep -E -e '---|setting|q&|q\\\\&|tabular|rule|^$' | cut -d ' ' -f -8; done
+refused report model.json --table csv --plot plot.svg
 kvcodec train-rvq data/demo.h5 --vectors 512 --codebooks-value 1 --codebooks-low 2 --codebooks-high 1 --epochs 1 --refits 0 --quiet --json -o books.h5 2>/dev/null >probe.json
 kvcodec report recon.json probe.json -o probe.html --json | grep -v conclusions
 echo "$(grep -c "<title>dimension " probe.html) dimensions"

@@ -1,0 +1,192 @@
+// The codec `exec`: a program of the user's codes the rows (lib/codec/row_program.hpp). The program is the codec's book: its file is named with
+// --book, its digest is stored, and its bytes are counted as those of a book. Nothing that a file of codes says is ever run.
+//
+// With `block` N, blocks of N tokens are coded, and tokens short of a block wait exactly in the tail. With 0 all tokens that come together
+// are a block: a document is one, unless it grows or does not fit into --memory.
+//
+// Streams of one document; `table` is shared by all:
+//   table   u8 [bytes]              what the program learned from all rows; there only if it surveys
+//   blocks  u64 [blocks][2]         tokens and bytes of each block
+//   codes   u8 [bytes]              the blocks, one behind the other
+//   tail    bf16|f16 [rest][H][d]   there only with `block`
+#include <algorithm>
+
+#include "lib/codec/exact_rows.hpp"
+#include "lib/codec/row_program.hpp"
+#include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
+
+namespace kvcodec {
+namespace {
+
+constexpr std::string_view kProgramTable = "table", kProgramBlocks = "blocks", kProgramCodes = "codes";
+
+struct ExecOptions final : Options {
+  std::string arguments;
+  int64_t block = 0;
+  int64_t sink = 0;
+  int64_t seconds = 600;
+
+  std::vector<OptionField> fields() override {
+    return {
+        {"arguments", "text that the program gets as it begins, for options of its own", &arguments},
+        {"block",
+         "tokens that are coded together, those short of a block being kept exactly; 0: all tokens that come together, which "
+         "is the whole document unless it grows or does not fit into --memory",
+         &block, 0, 1 << 24},
+        sink_field(sink),
+        {"seconds", "an error if the program neither takes nor gives a byte for so long", &seconds, 1,
+         1 << 20}};
+  }
+};
+
+class ProgramSurvey final : public Survey {
+ public:
+  ProgramSurvey(RowProgram& program, const GroupShape& shape) : program_(program), shape_(shape) {}
+  void observe(MatrixView<const float> rows) override { program_.observe(shape_, rows); }
+  void finish(StreamStore& document) override {
+    document.append_values<uint8_t>(kProgramTable, program_.learn(shape_));
+  }
+
+ private:
+  RowProgram& program_;
+  GroupShape shape_;
+};
+
+class ExecView final : public DocumentView {
+ public:
+  ExecView(RowProgram& program, DType storage, const GroupShape& shape, const StreamReader& document)
+      : DocumentView(shape, document), program_(program), storage_(storage) {}
+
+ protected:
+  uint64_t take_in() override {
+    const uint64_t blocks = document().rows(kProgramBlocks);
+    const auto heads = document().read<uint64_t>(kProgramBlocks, 0, blocks, 2);
+    tokens_before_.assign(1, 0), bytes_before_.assign(1, 0);
+    for (uint64_t i = 0; i < blocks; ++i) {
+      if (heads[2 * i] == 0) throw bad_input("stream '{}', row {}: no tokens", kProgramBlocks, i);
+      tokens_before_.push_back(checked_add(tokens_before_.back(), heads[2 * i]));
+      bytes_before_.push_back(checked_add(bytes_before_.back(), heads[2 * i + 1]));
+    }
+    if (bytes_before_.back() != document().rows(kProgramCodes))
+      throw bad_input("stream '{}' has {} bytes; its blocks have {}", kProgramCodes,
+                      document().rows(kProgramCodes), bytes_before_.back());
+    return checked_add(tokens_before_.back(), document().rows(kTail));
+  }
+  void decode_rows(uint64_t first, MatrixView<float> out) const override {
+    decode_with_tail(storage_, document(), tokens_before_.back(), first, out,
+                     [&](uint64_t at, MatrixView<float> rows) { decode_blocks(at, rows); });
+  }
+  Block block_of(uint64_t token) const override {
+    if (token >= tokens_before_.back()) return {token, token + 1};
+    const auto end = std::ranges::upper_bound(tokens_before_, token);
+    return {*std::prev(end), *end};
+  }
+
+ private:
+  void decode_blocks(uint64_t first, MatrixView<float> out) const {
+    const auto table = document().read<uint8_t>(kProgramTable, 0, document().rows(kProgramTable), 1);
+    const uint64_t end = first + out.rows();
+    for (uint64_t at = first; at < end;) {
+      const auto block =
+          static_cast<size_t>(std::ranges::upper_bound(tokens_before_, at) - tokens_before_.begin() - 1);
+      const uint64_t begin = tokens_before_[block], stop = tokens_before_[block + 1];
+      const auto bytes = document().read<uint8_t>(kProgramCodes, bytes_before_[block],
+                                                  bytes_before_[block + 1] - bytes_before_[block], 1);
+      Matrix<float> rows(stop - begin, out.cols());
+      with_context(fmt::format("block {}", block),
+                   [&] { program_.decode(shape(), table, begin, bytes, rows); });
+      for (; at < std::min(end, stop); ++at)
+        std::ranges::copy(rows.row(at - begin), out.row(at - first).begin());
+    }
+  }
+
+  RowProgram& program_;
+  DType storage_;
+  std::vector<uint64_t> tokens_before_, bytes_before_;  // each block, and all
+};
+
+class ExecCodec final : public Codec {
+ public:
+  ExecCodec(const ExecOptions& options, const CodecContext& context)
+      : options_(options),
+        storage_(context.storage),
+        program_(context.book->program(options.arguments, options.seconds)) {}
+
+  Record parameters() const override { return record_of(options_); }
+  std::vector<StreamSpec> streams(const GroupShape& shape) const override {
+    return {{.name = std::string(kProgramTable),
+             .type = DType::u8,
+             .row_shape = {},
+             .category = Category::tables,
+             .shared = true},
+            {std::string(kProgramBlocks), DType::u64, {2}, Category::offsets},
+            {std::string(kProgramCodes), DType::u8, {}, Category::payload},
+            exact_stream(kTail, shape, storage_)};
+  }
+  SurveyScope survey_scope(const GroupShape&) const override {
+    return program_->surveys() ? SurveyScope::file : SurveyScope::none;
+  }
+  std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
+    return std::make_unique<ProgramSurvey>(*program_, shape);
+  }
+
+  void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
+    check_width(shape, rows.cols());
+    if (rows.rows() == 0) return;
+    const uint64_t coded = open(shape, document)->tokens() - document.rows(kTail),
+                   waiting = document.rows(kTail) + rows.rows(),
+                   block = static_cast<uint64_t>(options_.block);
+    append_to_tail(to_storage(storage_, rows), rows.cols(), block == 0 ? waiting : waiting - waiting % block,
+                   document,
+                   [&](std::span<const uint16_t> halves) { encode(shape, halves, coded, document); });
+  }
+
+ protected:
+  ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
+    return std::make_unique<ExecView>(*program_, storage_, shape, document);
+  }
+
+ private:
+  /// halves: the rows of tokens from `first` on, whole blocks.
+  void encode(const GroupShape& shape, std::span<const uint16_t> halves, uint64_t first,
+              StreamStore& document) const {
+    const auto table = document.read<uint8_t>(kProgramTable, 0, document.rows(kProgramTable), 1);
+    const uint64_t tokens = halves.size() / shape.width(),
+                   block = options_.block == 0 ? tokens : static_cast<uint64_t>(options_.block);
+    Matrix<float> rows(block, shape.width());
+    for (uint64_t at = 0; at < tokens; at += block) {
+      widen(storage_, halves.subspan(at * shape.width(), rows.size()), {rows.data(), rows.size()});
+      const auto bytes = program_->encode(shape, table, first + at, rows);
+      document.append_values<uint8_t>(kProgramCodes, bytes);
+      document.append_values<uint64_t>(kProgramBlocks, std::array{block, uint64_t{bytes.size()}});
+    }
+  }
+
+  ExecOptions options_;
+  DType storage_;
+  std::unique_ptr<RowProgram> program_;
+};
+
+std::unique_ptr<Codec> make_exec(const Options& options, const CodecContext& context) {
+  if (!context.book) throw usage_error("codec exec needs a program: give it with --book");
+  if (!context.book->program)
+    throw usage_error("a program that lies in a file is never run: name the program itself with --book");
+  return make_behind_sink<ExecOptions, ExecCodec>(options, context);
+}
+
+}  // namespace
+
+CodecEntry exec_codec() {
+  return {.name = "exec",
+          .summary = "a program of your own, which --book names, codes the values; see kvcodec-exec(7)",
+          .capabilities = {.needs_book = true},
+          .book_type = "program",
+          .make_options = [] { return std::make_unique<ExecOptions>(); },
+          .make = make_exec,
+          .dial = {.why_not = "its program alone knows what sets its rate"},
+          .place = 90};
+}
+
+}  // namespace kvcodec
