@@ -1280,7 +1280,7 @@ def decode_rvq(codes, book, layer, side, rows, tokens):
 
 
 LEVEL_CLASSES, DEAD, LARGEST_SYMBOL, ESCAPED_BITS = 40, 255, 15, 24
-transform_seen = {"escaped levels": 0, "low bits": 0, "exact tokens": 0, "predicted tokens": 0, "first tokens": 0, "adapted components": 0}
+transform_seen = {"escaped levels": 0, "low bits": 0, "exact tokens": 0, "predicted tokens": 0, "first tokens": 0, "adapted components": 0, "rungs in a block": 0}
 
 
 def shift_of(level_class):
@@ -1426,6 +1426,33 @@ def adapted_classes(data, classes, gains, models):
     require((numbers >= -1).all() and (numbers < LEVEL_CLASSES).all(), "transform: adapted classes")
     transform_seen["adapted components"] += int(((changes != 0) | (offsets != 0)).sum())
     return np.where(numbers == -1, DEAD, numbers).astype("u1"), offsets, gains
+
+
+def changed_alike(classes, gains, of_base, gains_of_base, adapted, data, models):
+    """Classes and gains of another rung, which change as those of the codes' rung did."""
+    number = lambda some: np.where(some == DEAD, -1, some.astype("i8"))
+    sums = number(classes) + number(adapted) - number(of_base)
+    sums = np.clip(sums, np.where((classes != DEAD) & (adapted != DEAD), 0, -1), LEVEL_CLASSES - 1)
+    changes = transform_levels(data[3:], len(classes), data[:3], models)[2] if len(data) else np.zeros(len(classes), "i8")
+    gains = np.maximum(gains + changes.astype("<f4") / np.float32(32), np.float32(1) / np.float32(32))
+    return np.where(sums == -1, DEAD, sums).astype("u1"), gains
+
+
+def rung_levels(data, rungs, classes_of, models):
+    """The levels of a block whose tokens have rungs of their own, [all components, tokens]."""
+    levels = np.zeros((len(next(iter(classes_of.values()))), len(rungs)), "i8")
+    there = np.unique(rungs)
+    sizes = data[:4 * (len(there) - 1)].view("<u4").astype("i8")
+    require(len(sizes) == len(there) - 1, "transform: sizes of rungs")
+    place = 4 * len(sizes)
+    for at, rung in enumerate(there):
+        size = sizes[at] if at < len(sizes) else len(data) - place
+        require(0 <= size <= len(data) - place, "transform: sizes of rungs")
+        live, tokens = np.flatnonzero(classes_of[rung] != DEAD), np.flatnonzero(rungs == rung)
+        levels[np.ix_(live, tokens)] = transform_levels(data[place:place + size], len(tokens), classes_of[rung][live], models)
+        place += size
+    transform_seen["rungs in a block"] = max(transform_seen["rungs in a block"], len(there))
+    return levels
 
 
 def step_values(levels, classes, shrinks, units):
