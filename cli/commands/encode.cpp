@@ -599,10 +599,11 @@ class CodecRun {
           read(surveyed, pieces[0].first, static_cast<size_t>(pieces[0].count));
         run_survey(*survey, surveyed, pieces, document);
       }
-      if (!weights_.empty())
-        document.weigh_tokens({weights_[i].end() - static_cast<ptrdiff_t>(std::min(
-                                                       pieces_[i].count, uint64_t{weights_[i].size()})),
-                               weights_[i].end()});
+      if (!weights_.empty()) {  // of the tokens that the layers hold, the last ones
+        const auto& all = weights_[i];
+        const auto held = static_cast<ptrdiff_t>(std::min<uint64_t>(pieces_[i].count, all.size()));
+        document.weigh_tokens({all.end() - held, all.end()});
+      }
       for_each_chunk(shape, pieces_[i],
                      [&](MatrixView<const float> rows) { encoding_.codec().append(shape, rows, document); });
     }

@@ -76,10 +76,11 @@ AttentionErrorSums StoredQueries::errors(const KvReader& kv, int layer, std::spa
 std::vector<float> token_weights(const KvReader& kv, std::span<const uint64_t> rows, size_t document) {
   const Documents& documents = kv.documents();
   const uint64_t first = documents.offsets[document], end = documents.offsets[document + 1];
+  if (first == end) return {};
   const auto stop = std::ranges::lower_bound(rows, end);
   const auto last_queries = std::min<ptrdiff_t>(static_cast<ptrdiff_t>(kObservedQueries),
                                                 stop - std::ranges::lower_bound(rows, first));
-  if (last_queries == 0 && end > first)
+  if (last_queries == 0)
     throw usage_error(
         "{}: document '{}' has no queries that meet its keys, and the codec weighs tokens by them: dump it with --queries",
         kv.name(), documents.names[document]);

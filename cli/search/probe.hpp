@@ -111,7 +111,7 @@ class Probe {
   std::vector<uint64_t> ends_;        // of these, one behind the other
   std::vector<uint64_t> query_rows_;  // StoredQueries::rows_in()
   mutable std::map<size_t, std::vector<float>>
-      weights_;  // of the tokens of documents, where a codec asked for them
+      weights_;  // of the tokens of documents whose weights were used
   bool has_queries_ = false;
   uint64_t tokens_ = 0;
   mutable uint64_t coded_values_ = 0;

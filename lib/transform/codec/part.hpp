@@ -88,8 +88,8 @@ class TransformPart {
   std::vector<uint32_t> ids(const StreamReader& document, uint64_t first, uint64_t count) const;
 
   /// Levels of consecutive tokens of a block, the first of them the block's token `first`: rows (tokens, width) to levels (components,
-  /// tokens), which are 0 before. ids: those that ids() returns for these tokens. errors: for each token the squared error of its vector by the metric, in
-  /// squared steps, including the error outside all components; infinite if a component is too large to be given a level.
+  /// tokens), which are 0 before. ids: those that ids() returns for these tokens. errors: for each token the squared error of its vector by
+  /// the metric, in squared steps, including the error outside all components; infinite if a component is too large to be given a level.
   void quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows, TokenRungs rungs,
                 MatrixView<int32_t> levels, std::span<double> errors) const;
 
