@@ -12,6 +12,7 @@
 #include "cli/frame/common.hpp"
 #include "cli/frame/resume.hpp"
 #include "cli/inputs/documents.hpp"
+#include "cli/search/attention_judge.hpp"
 #include "cli/search/codec_search.hpp"
 #include "cli/search/goal.hpp"
 #include "lib/codec/layer_weights.hpp"
@@ -531,6 +532,13 @@ class CodecRun {
     tokens_ = tokens_of(job.pieces);
     for (const auto* pieces : {&job.pieces, &job.surveyed})
       for (const Job::Piece& piece : *pieces) longest_ = std::max(longest_, piece.count);
+    if (!encoding.codec().weighs_tokens()) return;
+    // Tokens that continue a document have no weights: the keys of those before them are not at hand.
+    const std::vector<uint64_t> queries = StoredQueries::rows_in(encoding.kv);
+    for (const Job::Piece& piece : job.pieces)
+      weights_.push_back(piece.document < documents_before_
+                             ? std::vector<float>()
+                             : token_weights(encoding.kv, queries, piece.source));
   }
 
   void run() {
@@ -593,6 +601,11 @@ class CodecRun {
         if (pieces.size() == 1 && surveyed.side == side && pieces[0].count <= chunk_of(surveyed))
           read(surveyed, pieces[0].first, static_cast<size_t>(pieces[0].count));
         run_survey(*survey, surveyed, pieces, document);
+      }
+      if (!weights_.empty()) {  // of the tokens that the layers hold, the last ones
+        const auto& all = weights_[i];
+        const auto held = static_cast<ptrdiff_t>(std::min<uint64_t>(pieces_[i].count, all.size()));
+        document.weigh_tokens({all.end() - held, all.end()});
       }
       for_each_chunk(shape, pieces_[i],
                      [&](MatrixView<const float> rows) { encoding_.codec().append(shape, rows, document); });
@@ -682,12 +695,13 @@ class CodecRun {
   uint64_t held_first_ = 0, held_ = 0;
   std::optional<KvReader::Queries> queries_;  // of queries_layer_
   int queries_layer_ = -1;
-  std::vector<Job::Piece> pieces_;     // the part of all pieces that the current layers hold
-  std::vector<Job::Piece> surveyed_;   // the same for those that are surveyed
-  uint64_t tokens_ = 0;                // of all pieces
-  uint64_t longest_ = 0;               // tokens of the longest piece
-  size_t sides_ = 0, sides_done_ = 0;  // of all groups
-  uint64_t done_ = 0, planned_ = 0;    // tokens read, over all passes of the current side
+  std::vector<Job::Piece> pieces_;           // the part of all pieces that the current layers hold
+  std::vector<Job::Piece> surveyed_;         // the same for those that are surveyed
+  uint64_t tokens_ = 0;                      // of all pieces
+  uint64_t longest_ = 0;                     // tokens of the longest piece
+  std::vector<std::vector<float>> weights_;  // of the tokens of each piece, where the codec weighs them
+  size_t sides_ = 0, sides_done_ = 0;        // of all groups
+  uint64_t done_ = 0, planned_ = 0;          // tokens read, over all passes of the current side
 };
 
 /// Writes the codes of the job. alike: see CodesWriter.

@@ -199,12 +199,13 @@ struct Settings {
   SpecCodecs codecs;
   std::vector<LoopSetting> loop;
   std::vector<uint64_t> book_bytes;
+  ScoreForms scores;
 };
 
 void make_settings(const ModelOptions& options, const GivenFields& selection, ModelFiles& files,
                    Settings& settings) {
   const ModelConfig& config = files.description().config;
-  const ScoreForms scores = score_forms(files);
+  settings.scores = score_forms(files);
   for (const std::string& text : options.codecs)
     settings.specs.push_back(parse_codec_spec(text, selection, options.dtype));
   for (const CodecSpec& spec : settings.specs) {
@@ -217,7 +218,7 @@ void make_settings(const ModelOptions& options, const GivenFields& selection, Mo
                          .storage = spec.dtype == DType::f32 && !exact ? DType::bf16 : spec.dtype,
                          .engine = options.common.engine(),
                          .rope = KeyRope::of(config),
-                         .scores = scores};
+                         .scores = settings.scores};
     // Codes without an index select like the products with the decoded cache.
     SelectionRule rule = spec.selection.rule(config.num_layers);
     if (rule.by == SelectBy::codes && !spec.entry->capabilities.has_index) rule.by = SelectBy::oracle;
@@ -286,7 +287,8 @@ EvalOutcome run_tasks(const ModelOptions& options, const LlamaModel& model, cons
                    .memory = options.common.memory_bytes(),
                    .window_layers = options.window_layers,
                    .joining = tasks.joining,
-                   .engine = engine});
+                   .engine = engine,
+                   .scores = settings.scores});
   EvalOutcome outcome;
   outcome.tasks = std::move(tasks);
   {

@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "formats/cache/score_forms.hpp"
+#include "lib/attention/selector.hpp"
 #include "lib/codec/document_view.hpp"
 #include "lib/core/checked.hpp"
+#include "lib/pipeline/importance.hpp"
 
 namespace kvcodec::cli {
 
@@ -69,6 +71,37 @@ AttentionErrorSums StoredQueries::errors(const KvReader& kv, int layer, std::spa
                 .cap = forms.cap,
                 .sinks = forms.of(layer).sinks});
   return meter.sums();
+}
+
+std::vector<float> token_weights(const KvReader& kv, std::span<const uint64_t> rows, size_t document) {
+  const Documents& documents = kv.documents();
+  const uint64_t first = documents.offsets[document], end = documents.offsets[document + 1];
+  if (first == end) return {};
+  const auto stop = std::ranges::lower_bound(rows, end);
+  const auto last_queries = std::min<ptrdiff_t>(static_cast<ptrdiff_t>(kObservedQueries),
+                                                stop - std::ranges::lower_bound(rows, first));
+  if (last_queries == 0)
+    throw usage_error(
+        "{}: document '{}' has no queries that meet its keys, and the codec weighs tokens by them: dump it with --queries",
+        kv.name(), documents.names[document]);
+  std::vector<uint64_t> tokens(stop - last_queries, stop);
+  for (uint64_t& token : tokens) token -= first;
+  const ScoreForms forms = score_forms(kv.model());
+  TokenImportance importance(end - first);
+  for (const int layer : kv.layers()) {
+    const LayerShape shape = kv.model().layer_shape(layer);
+    Matrix<float> queries(tokens.size(), as_size(kv.model().num_q_heads) * as_size(shape.key_dim));
+    kv.read_queries(layer, static_cast<uint64_t>(stop - last_queries - rows.begin()), queries);
+    importance.add({.queries = queries,
+                    .query_tokens = tokens,
+                    .heads = as_size(shape.heads),
+                    .dims = as_size(shape.key_dim),
+                    .first = documents.left_out_of(layer, document),
+                    .form = forms.of(layer),
+                    .window = forms.window(layer)},
+                   [&](uint64_t at, MatrixView<float> keys) { kv.read(Side::key, layer, first + at, keys); });
+  }
+  return importance.weights();
 }
 
 }  // namespace kvcodec::cli

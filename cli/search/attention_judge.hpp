@@ -43,4 +43,8 @@ class StoredQueries {
   std::vector<uint64_t> numbers_, tokens_;  // their places among all queries; their rows of the file
 };
 
+/// Weights of a document's tokens by its last queries (lib/pipeline/importance.hpp). rows: StoredQueries::rows_in(). Throws Error(usage) if
+/// it has no queries.
+std::vector<float> token_weights(const KvReader& kv, std::span<const uint64_t> rows, size_t document);
+
 }  // namespace kvcodec::cli

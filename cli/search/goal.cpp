@@ -83,7 +83,9 @@ std::vector<Loss> LossMeter::losses(std::span<const Codec* const> codecs) const 
   const DType dtype = cache_.kv.dtype() == DType::f32 ? DType::bf16 : cache_.kv.dtype();
   std::vector<LoopSetting> settings;
   for (const Codec* const codec : codecs) settings.push_back({codec, dtype, {}});
-  ClosedLoop loop(model_, settings, {.memory = common_.memory_bytes(), .engine = common_.engine()});
+  ClosedLoop loop(
+      model_, settings,
+      {.memory = common_.memory_bytes(), .engine = common_.engine(), .scores = score_forms(*files_)});
   const std::vector<LoopResult> results = loop.run(documents_);
   std::vector<Loss> losses;
   for (size_t i = 0; i < codecs.size(); ++i) {

@@ -132,6 +132,13 @@ Probe::Rows Probe::read(const Codec& codec, const GroupShape& shape, size_t part
     DocumentRows& document = rows.documents.emplace_back(rows.own[i].view());
     document.token_ids = rows.pieces[i].ids;
     if (!rows.surveyed.empty()) document.surveyed = rows.surveyed[i].view();
+    if (!codec.weighs_tokens()) continue;
+    const Piece& piece = rows.pieces[i];
+    std::vector<float>& weights = weights_[piece.document];
+    if (weights.empty()) weights = token_weights(kv_, query_rows_, piece.document);
+    const auto begin =
+        weights.begin() + static_cast<ptrdiff_t>(piece.first - kv_.documents().offsets[piece.document]);
+    document.weights.assign(begin, begin + static_cast<ptrdiff_t>(piece.count));
   }
   if (codec.wants_queries() && kv_.query_tokens() > 0) read_queries(shape, rows);
   return rows;

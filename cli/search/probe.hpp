@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "cli/codecs/coding.hpp"
@@ -109,6 +110,8 @@ class Probe {
   std::vector<size_t> filled_;        // sampled documents that are not empty
   std::vector<uint64_t> ends_;        // of these, one behind the other
   std::vector<uint64_t> query_rows_;  // StoredQueries::rows_in()
+  mutable std::map<size_t, std::vector<float>>
+      weights_;  // of the tokens of documents whose weights were used
   bool has_queries_ = false;
   uint64_t tokens_ = 0;
   mutable uint64_t coded_values_ = 0;

@@ -368,7 +368,8 @@ void AttentionSums::first_pass(uint64_t first, MatrixView<const float> keys) {
 void AttentionSums::second_pass(uint64_t first, MatrixView<const float> keys) {
   weights_.resize(first + keys.rows());
   for_each_score(first, keys, [&](size_t q, uint64_t token, double score) {
-    weights_[token] += std::exp(score - largest_[q]) / sums_[q];
+    const double weight = std::exp(score - largest_[q]) / sums_[q];
+    weights_[token] += squares_ ? weight * weight : weight;
   });
 }
 

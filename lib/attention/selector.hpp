@@ -224,6 +224,8 @@ class AttentionSums {
   /// For models whose scores are not plain, and layers whose queries see the last `window` tokens alone (0: all). Before the first
   /// pass. form.sinks: of the query heads that share the head.
   void set_form(const ScoreForm& form, uint64_t window);
+  /// Squares of weights are summed instead. Before the second pass.
+  void sum_squares() { squares_ = true; }
 
   /// The keys of tokens from `first` on, (any, dims); each pass in the order of the tokens.
   void first_pass(uint64_t first, MatrixView<const float> keys);
@@ -240,6 +242,7 @@ class AttentionSums {
   std::vector<double> largest_, sums_, weights_;
   double cap_ = 0;
   uint64_t window_ = 0;
+  bool squares_ = false;
 };
 
 /// The `count` tokens of the largest weights, each summed over `pooled` (odd) neighbours, rising; all if there are fewer.

@@ -144,6 +144,9 @@ class Codec {
   /// the size of the vocabulary, below which all ids are. 0: the codec uses no ids.
   virtual uint64_t predicts_from() const { return 0; }
 
+  /// True if append() codes tokens of larger weight (StreamStore::token_weight) more finely.
+  virtual bool weighs_tokens() const { return false; }
+
   /// The streams of one side of one group. The same for every document.
   virtual std::vector<StreamSpec> streams(const GroupShape& shape) const = 0;
 

@@ -137,6 +137,7 @@ Encoded encode_in_memory(const Codec& codec, const GroupShape& shape,
     if (scope == SurveyScope::document || (scope == SurveyScope::file && i == 0))
       run_survey(*codec.survey(shape),
                  documents.subspan(i, scope == SurveyScope::file ? documents.size() : 1), document);
+    document.weigh_tokens(documents[i].weights);
     codec.append(shape, documents[i].rows, document);
   }
   return encoded;

@@ -40,6 +40,7 @@ struct DocumentRows {
   std::vector<uint64_t> query_tokens = {};
   MatrixView<const float> queries = {};  ///< (query_tokens.size(), query_heads * head_dim)
   std::vector<uint32_t> token_ids = {};  ///< (tokens), or empty: not known
+  std::vector<float> weights = {};       ///< StreamStore::token_weight
 };
 
 /// Documents of one side of one group, surveyed and encoded as a new file would be.

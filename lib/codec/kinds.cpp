@@ -81,6 +81,7 @@ class KindsCodec final : public Codec {
   bool joint() const override { return first().joint(); }
   std::optional<LearnedRate> learned_rate() const override { return first().learned_rate(); }
   uint64_t predicts_from() const override { return first().predicts_from(); }
+  bool weighs_tokens() const override { return first().weighs_tokens(); }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     return of(shape).streams(renumbered(shape));
   }

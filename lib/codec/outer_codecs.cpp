@@ -58,6 +58,7 @@ class OuterCodec : public Codec {
   bool joint() const override { return inner_->joint(); }
   std::optional<LearnedRate> learned_rate() const override { return inner_->learned_rate(); }
   uint64_t predicts_from() const override { return inner_->predicts_from(); }
+  bool weighs_tokens() const override { return inner_->weighs_tokens(); }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override { return inner_->streams(shape); }
   /// That of the inner codec, and the copy of the rows that it gets.
   size_t scratch_bytes_per_row(const GroupShape& shape) const override {

@@ -32,6 +32,7 @@ class PairCodec final : public Codec {
     const uint64_t keys = keys_->predicts_from(), values = values_->predicts_from();
     return keys == 0 || values == 0 ? std::max(keys, values) : std::min(keys, values);
   }
+  bool weighs_tokens() const override { return keys_->weighs_tokens() || values_->weighs_tokens(); }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     return of(shape.side).streams(shape);
   }

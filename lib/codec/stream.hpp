@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lib/core/checked.hpp"
@@ -103,6 +104,15 @@ class StreamStore : public StreamReader {
   void append_values(std::string_view stream, std::span<const T> values) {
     append(stream, std::as_bytes(values));
   }
+
+  /// Weights of the document's tokens, from the first one on, for codecs that want them (Codec::weighs_tokens). No stream holds them:
+  /// append() asks for them, decoding does not.
+  void weigh_tokens(std::vector<float> weights) { weights_ = std::move(weights); }
+  /// 1 where it is not known.
+  float token_weight(uint64_t token) const { return token < weights_.size() ? weights_[token] : 1; }
+
+ private:
+  std::vector<float> weights_;
 };
 
 // Streams of unsigned numbers whose type depends on their bound.

@@ -9,6 +9,7 @@
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
+#include "lib/pipeline/importance.hpp"
 
 namespace kvcodec {
 namespace {
@@ -269,8 +270,11 @@ struct ClosedLoop::Impl {
       joined =
           Prefix{read_in_pieces(model, std::span(document.tokens).first(document.prefix), options.joining),
                  run.prefix().query_tokens, run.prefix().queries};
-    for (size_t i = 0; i < plans.size(); ++i)
-      settings[i].codes.encode(joined ? *joined : run.prefix(), plans[i].shared);
+    const Prefix& prefix = joined ? *joined : run.prefix();
+    std::vector<float> weights;
+    if (std::ranges::any_of(plans, [](const Plan& plan) { return plan.setting.codec->weighs_tokens(); }))
+      weights = token_weights(prefix, config(), options.scores);
+    for (size_t i = 0; i < plans.size(); ++i) settings[i].codes.encode(prefix, plans[i].shared, weights);
     for (const bool selects : {false, true}) {
       std::vector<size_t> members;
       for (size_t i = 0; i < plans.size(); ++i)

@@ -43,6 +43,8 @@ struct LoopOptions {
   Joining joining = {};
   /// For selections; codecs and model have their own. nullptr: the CPU.
   Engine* engine = nullptr;
+  /// Of the model; for codecs that weigh tokens.
+  ScoreForms scores = {};
 };
 
 /// One document under one setting.

@@ -96,7 +96,8 @@ void CodedDocument::refresh(size_t part) {
   if (values_[part]) values_[part]->refresh();
 }
 
-void CodedDocument::encode(const Prefix& prefix, std::span<const Shared> shared) {
+void CodedDocument::encode(const Prefix& prefix, std::span<const Shared> shared,
+                           std::span<const float> weights) {
   const Codec& codec = layout_.codec();
   parallel_each(layout_.parts(), 1, [&](size_t part) {
     const GroupShape shape = layout_.shape(part);
@@ -108,6 +109,7 @@ void CodedDocument::encode(const Prefix& prefix, std::span<const Shared> shared)
       const DocumentRows document = surveyed_rows(codec, prefix, shape, surveyed, first);
       run_survey(*codec.survey(shape), {&document, 1}, *stores_[part]);
     }
+    if (!weights.empty()) stores_[part]->weigh_tokens({weights.begin() + first, weights.end()});
     codec.append(shape, rows, *stores_[part]);
     refresh(part);
   });

@@ -79,8 +79,9 @@ class CodedDocument {
   CodedDocument(const CodedLayout& layout, const std::vector<uint32_t>& token_ids,
                 std::vector<size_t> left_out);
 
-  /// Encodes a prefix: shared streams first, then the document's own survey, if the codec makes one.
-  void encode(const Prefix& prefix, std::span<const Shared> shared);
+  /// Encodes a prefix: shared streams first, then the document's own survey, if the codec makes one. weights: of its tokens, where the
+  /// codec weighs them; tokens that are appended later have none.
+  void encode(const Prefix& prefix, std::span<const Shared> shared, std::span<const float> weights = {});
   /// Copies the document's streams of a part, those that all documents share included.
   void copy(size_t part, const StreamReader& from);
   /// Adds tokens [first, end) of these rows.

@@ -194,6 +194,18 @@ Adaptation read_adaptation(std::span<const uint8_t> bytes, const LevelTables& ta
   return adaptation;
 }
 
+LevelRung changed_alike(LevelRung rung, const LevelRung& fitted, const Adaptation& adaptation) {
+  for (size_t i = 0; i < rung.classes.size(); ++i) {
+    const int own = number_of(rung.classes[i]), adapted = number_of(adaptation.classes[i]),
+              number = std::clamp(own + adapted - number_of(fitted.classes[i]),
+                                  own >= 0 && adapted >= 0 ? 0 : -1, static_cast<int>(kLevelClasses) - 1);
+    rung.classes[i] = number < 0 ? kDeadClass : static_cast<uint8_t>(number);
+    const float change = static_cast<float>(adaptation.gain_changes[i]) / static_cast<float>(kGainsPerUnit);
+    rung.gains[i] = std::max(rung.gains[i] + change, 1 / static_cast<float>(kGainsPerUnit));
+  }
+  return rung;
+}
+
 AdaptationSurvey::AdaptationSurvey(const LevelTables& tables, const LevelRung& rung, size_t components,
                                    size_t width, double unbias)
     : tables_(tables),

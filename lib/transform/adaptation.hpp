@@ -41,6 +41,10 @@ std::vector<uint8_t> write_adaptation(const Adaptation& adaptation, const LevelT
 Adaptation read_adaptation(std::span<const uint8_t> bytes, const LevelTables& tables,
                            std::span<const uint8_t> rung_classes);
 
+/// The rung `rung` of a basis, changed as an adaptation, which was fitted at `fitted`, changes that one: the same differences of classes,
+/// dead ones counting as -1, and of gains. What lives at `rung` and in the adaptation stays alive. Gains are 1 / kGainsPerUnit at least.
+LevelRung changed_alike(LevelRung rung, const LevelRung& fitted, const Adaptation& adaptation);
+
 /// Collects statistics of the first components of a basis, and fits an adaptation to them.
 class AdaptationSurvey {
  public:

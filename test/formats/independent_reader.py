@@ -1280,7 +1280,7 @@ def decode_rvq(codes, book, layer, side, rows, tokens):
 
 
 LEVEL_CLASSES, DEAD, LARGEST_SYMBOL, ESCAPED_BITS = 40, 255, 15, 24
-transform_seen = {"escaped levels": 0, "low bits": 0, "exact tokens": 0, "predicted tokens": 0, "first tokens": 0, "adapted components": 0}
+transform_seen = {"escaped levels": 0, "low bits": 0, "exact tokens": 0, "predicted tokens": 0, "first tokens": 0, "adapted components": 0, "tokens of other rungs": 0}
 
 
 def shift_of(level_class):
@@ -1428,6 +1428,34 @@ def adapted_classes(data, classes, gains, models):
     return np.where(numbers == -1, DEAD, numbers).astype("u1"), offsets, gains
 
 
+def changed_alike(classes, gains, of_base, adapted, data, models):
+    """Classes and gains of another rung, which change as those of the codes' rung did."""
+    number = lambda some: np.where(some == DEAD, -1, some.astype("i8"))
+    sums = number(classes) + number(adapted) - number(of_base)
+    sums = np.clip(sums, np.where((classes != DEAD) & (adapted != DEAD), 0, -1), LEVEL_CLASSES - 1)
+    changes = transform_levels(data[3:], len(classes), data[:3], models)[2] if len(data) else np.zeros(len(classes), "i8")
+    gains = np.maximum(gains + changes.astype("<f4") / np.float32(32), np.float32(1) / np.float32(32))
+    return np.where(sums == -1, DEAD, sums).astype("u1"), gains
+
+
+def rung_components(data, rungs, of_rung, steps, models, shrinks):
+    """The components of a block's tokens, which have rungs of their own: [tokens, all components]."""
+    components = np.zeros((len(rungs), len(next(iter(of_rung.values()))[0])))
+    there = np.unique(rungs)
+    sizes = data[:4 * (len(there) - 1)].view("<u4").astype("i8")
+    require(len(sizes) == len(there) - 1, "transform: sizes of rungs")
+    place = 4 * len(sizes)
+    for at, rung in enumerate(there):
+        size = sizes[at] if at < len(sizes) else len(data) - place
+        require(0 <= size <= len(data) - place, "transform: sizes of rungs")
+        classes, gains = of_rung[rung]
+        live, tokens = np.flatnonzero(classes != DEAD), np.flatnonzero(rungs == rung)
+        levels = transform_levels(data[place:place + size], len(tokens), classes[live], models)
+        components[np.ix_(tokens, live)] = step_values(levels, classes[live], shrinks, steps[rung] * gains[live]).T
+        place += size
+    return components
+
+
 def step_values(levels, classes, shrinks, units):
     """What levels stand for: classes and units of each row."""
     shrink = shrinks[classes[:, None], np.clip(np.abs(levels), 1, 3) - 1]
@@ -1455,11 +1483,17 @@ def decode_transform(codes, book, layer, side, rows, tokens, ids_of_tokens=None)
     require((b["num-layers"], b["heads"], b["head-dim"], b["layer-group"]) == (codes.num_layers, heads, dim, group), "transform: shape")
     require(codes.joint == (b["sides"] == "joint"), "transform: sides")
     require(0 <= p["rung"] < len(steps) and layer % group == 0, "transform: rung")
-    mean, roots, vectors, classes, gains = transform_part(book, b, side, layer, steps)
-    classes, gains = classes[p["rung"]], gains[p["rung"]].astype("<f4")
-    classes, offsets, gains = adapted_classes(rows["adapted"] if p["adapt"] else [], classes, gains, models)
+    mean, roots, vectors, book_classes, book_gains = transform_part(book, b, side, layer, steps)
+    k, book_gains, adapted = p["rung"], book_gains.astype("<f4"), rows["adapted"] if p["adapt"] else []
+    classes, offsets, gains = adapted_classes(adapted, book_classes[k], book_gains[k], models)
+    of_rung = {k: (classes, gains)}
+    if "importance" in p:
+        require(p["importance"] == "queries", "transform: importance")
+        of_rung.update({r: changed_alike(book_classes[r], book_gains[r], book_classes[k], classes, adapted, models)
+                        for r in range(max(0, k - 8), min(len(steps), k + 8)) if r != k})
     layers = layers_of(side, group)
-    live, width = np.flatnonzero(classes != DEAD), layers * heads * dim
+    live = np.flatnonzero(np.any([some != DEAD for some, _ in of_rung.values()], axis=0))
+    width = layers * heads * dim
     block_size = roots.shape[1]
     blocked = vectors[live].reshape(len(live), width // block_size, block_size).transpose(1, 0, 2).astype("f8")
     synthesis, magnitude = ((a @ v).transpose(1, 0, 2).reshape(len(live), width)
@@ -1469,12 +1503,15 @@ def decode_transform(codes, book, layer, side, rows, tokens, ids_of_tokens=None)
     shifts = (offsets[moved] * (steps[p["rung"]].astype("f8") / 4))[:, None] * vectors[moved].astype("f8")
     shift, shift_terms = ((v.reshape(-1, width // block_size, block_size).sum(0)[:, None] @ r).reshape(width)
                           for v, r in ((shifts, roots.astype("f8")), (np.abs(shifts), np.abs(roots.astype("f8")))))
-    unit, classes = steps[p["rung"]] * gains[live], classes[live]
 
     own = transform_first(book, b, side, layer, width, steps) if p["sink"] == 0 else None
     leading = 1 if own and tokens > 0 else 0
     sinks, quantized = min(tokens, p["sink"]), max(0, tokens - leading - p["sink"] - p["window"])
-    require(set(rows) == ({"first"} if own else set()) | ({"adapted"} if p["adapt"] else set()) | {"sink", "blocks", "codes", "places", "exact_ids", "exact", "tail"}, "transform: streams")
+    require(set(rows) == ({"first"} if own else set()) | ({"adapted"} if p["adapt"] else set()) | ({"rungs"} if "importance" in p else set())
+            | {"sink", "blocks", "codes", "places", "exact_ids", "exact", "tail"}, "transform: streams")
+    rungs = rows["rungs"].astype("i8") + max(0, k - 8) if "importance" in p else np.full(quantized, k)
+    require(len(rungs) == quantized and np.isin(rungs, list(of_rung)).all(), "transform: rungs")
+    transform_seen["tokens of other rungs"] += int((rungs != k).sum())
     require(len(rows["sink"]) == sinks and len(rows["tail"]) == tokens - leading - sinks - quantized, "transform: exact tokens")
     blocks = rows["blocks"].astype("i8")
     require(len(blocks) == -(-quantized // block) and blocks[:, 0].sum() == quantized, "transform: blocks")
@@ -1497,8 +1534,8 @@ def decode_transform(codes, book, layer, side, rows, tokens, ids_of_tokens=None)
         more = len(prediction[1]) + prediction[1].shape[1] + 1
     place, first = 0, sinks
     for count, size in blocks:
-        levels = transform_levels(rows["codes"][place:place + size], int(count), classes, models)
-        components = step_values(levels, classes, shrinks, unit).T
+        components = rung_components(rows["codes"][place:place + size], rungs[first - sinks:first - sinks + count],
+                                     of_rung, steps, models, shrinks)[:, live]
         # All of this is the same in every reader; the sums are not. Here they are of doubles. In floats of 32 bits, with the mean
         # n + 1 terms in any order, one is off by at most (n + 1) 2^-24 of the sum of their magnitudes: a term takes part in n
         # roundings of sums and one of its product (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1). A

@@ -480,6 +480,9 @@ with h5py.File("loud.h5", "r+") as file:
   holds $codes $recon 'predicted tokens'
   coded told --codec transform --rung 0 --window 20 --sink 0
   holds $codes $recon 'first tokens'
+  coded told --codec transform --bits 0.5 --importance queries --block 100
+  holds $codes $recon 'tokens of other rungs'
+  coded told --codec transform --bits 0.7 --importance queries --importance-power 1.5 --no-adapt --sink 3 --window 9
   read_pairs
 
   run sensitivity --model "$here/../../data/demo-model" --text "$here/../../LICENSE" --chunk 200 --max-documents 2 -o weights.h5

@@ -15,6 +15,7 @@
 //   sink    bf16|f16 [min(T, sink)][sides, if joint][layers][heads][d]
 //   blocks  u32 [ceil(Q / block)][2]   tokens and bytes of each block
 //   codes   u8 [bytes]                 the blocks, one behind the other
+//   rungs   u8 [Q]                     of each token, from the coarsest one in use on; there only where tokens have rungs of their own
 //   places  u64                        where blocks begin in codes (lib/codec/places.hpp); complete ones count
 //   exact_ids u32 [E]                  which of the Q tokens are kept exactly beside the codes, rising
 //   exact   bf16|f16 [E][as sink]
@@ -42,10 +43,15 @@ namespace kvcodec {
 namespace {
 
 constexpr std::string_view kAdapted = "adapted", kFirst = "first", kBlocks = "blocks", kCodes = "codes",
-                           kExactIds = "exact_ids", kExact = "exact";
+                           kRungs = "rungs", kExactIds = "exact_ids", kExact = "exact";
 constexpr uint64_t kMaxQuantized = uint64_t{1} << 32;  // what exact_ids can name
+constexpr std::string_view kImportance = "importance";
 /// Blocks decoded side by side.
 constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
+
+/// What makes some tokens finer than others.
+enum class Importance : uint8_t { none, queries };
+constexpr auto names_of(Importance) { return std::to_array<std::string_view>({"none", "queries"}); }
 
 struct TransformOptions final : Options {
   double bits = 0.7;  ///< what costs a small model as much as 4.5 bits without a transform
@@ -55,6 +61,8 @@ struct TransformOptions final : Options {
   int64_t window = 0;
   int64_t block = 256;  ///< a block's states and its length are below a thousandth of its bits
   bool adapt = true;
+  Importance importance = Importance::none;
+  double importance_power = 0.65;
 
   std::vector<OptionField> fields() override {
     return {
@@ -75,9 +83,22 @@ struct TransformOptions final : Options {
         {"adapt",
          "take the book's classes and means as they are; by default they are fitted to the "
          "tokens, which are read once more, if that saves more bits than it takes",
-         &adapt}};
+         &adapt},
+        {std::string(kImportance),
+         "queries: code tokens more finely the more the document's last queries attend to them, and others more coarsely; for "
+         "documents that go on where they end, as sessions and prompts do",
+         &importance},
+        {"importance-power",
+         "how far: with --importance, a token's step is that of the rung times its weight to the power of -X / 2",
+         &importance_power, 0, 2}};
   }
+  bool by_token() const { return importance != Importance::none; }
 };
+
+/// Rungs of tokens [first, first + count); nothing of nothing.
+TokenRungs some_of(TokenRungs rungs, size_t first, size_t count) {
+  return rungs.empty() ? rungs : rungs.subspan(first, count);
+}
 
 /// A block as the stream `blocks` has it.
 struct BlockHead {
@@ -87,10 +108,10 @@ struct BlockHead {
 /// The parts of a book, and those fitted to files.
 class TransformParts {
  public:
-  TransformParts(std::vector<TransformBook::Part> parts, size_t rung, const PartContext& context) {
+  TransformParts(std::vector<TransformBook::Part> parts, const RungRange& range, const PartContext& context) {
     for (TransformBook::Part& part : parts) {
       const Key key(part.side, part.first_layer);
-      parts_[key] = std::make_shared<const TransformPart>(std::move(part), rung, context);
+      parts_[key] = std::make_shared<const TransformPart>(std::move(part), range, context);
     }
   }
 
@@ -109,7 +130,9 @@ class TransformParts {
   size_t max_components(bool adapted) const {
     size_t highest = 0;
     for (const auto& [place, part] : parts_)
-      highest = std::max(highest, adapted ? part->surveyed() : part->components());
+      highest = std::max(highest, !adapted            ? part->components()
+                                  : part->rungs() > 1 ? part->basis().components()
+                                                      : part->surveyed());
     return highest;
   }
 
@@ -231,7 +254,7 @@ class TransformSurvey final : public Survey {
 struct Coding {
   ExactEnds ends;
   uint64_t block;
-  bool adapts, codes_first;
+  bool adapts, codes_first, by_token;
   DType storage;
   TransformParts parts;
 };
@@ -253,8 +276,17 @@ class TransformView final : public DocumentView {
     if (tokens == 0) return levels;
     const uint64_t last = quantized_ / block_;
     const Blocks blocks = read(last, last + 1);
-    part_->coder().decode(blocks.payload, blocks.bytes, tokens, levels);
+    part_->decode(blocks.payload, blocks.bytes, tokens, rungs(last * block_, tokens), levels);
     return levels;
+  }
+  /// Of quantized tokens [first, first + count), counted from the first of them; nothing where all are of the codec's.
+  std::vector<uint8_t> rungs(uint64_t first, uint64_t count) const {
+    if (!coding_.by_token) return {};
+    std::vector<uint8_t> rungs = document().read<uint8_t>(kRungs, first, count, 1);
+    for (size_t i = 0; i < rungs.size(); ++i)
+      if (rungs[i] >= part_->rungs())
+        throw bad_input("stream '{}', row {}: {}; there are {}", kRungs, first + i, rungs[i], part_->rungs());
+    return rungs;
   }
 
  protected:
@@ -275,6 +307,8 @@ class TransformView final : public DocumentView {
                         block_);
       quantized_ = checked_add(checked_mul(blocks - 1, block_), last[0]);
     }
+    if (const uint64_t rungs = coding_.by_token ? document().rows(kRungs) : quantized_; rungs != quantized_)
+      throw bad_input("stream '{}' has {} rows, and {} tokens are quantized", kRungs, rungs, quantized_);
     const uint64_t others = ends_.tokens(document(), quantized_);
     firsts_ = part_->first() && document().rows(kFirst) > 0 ? 1 : 0;
     if (part_->first() && firsts_ == 0 && others > 0)
@@ -342,6 +376,8 @@ class TransformView final : public DocumentView {
                    last_block = (end + block_ - 1) / block_;
     const Blocks blocks = read(first_block, last_block);
     const std::vector<uint32_t> ids = part_->ids(document(), lead() + first, out.rows());
+    const std::vector<uint8_t> rungs =
+        this->rungs(first_block * block_, std::min(last_block * block_, quantized_) - first_block * block_);
     std::vector<uint64_t> begins{0};
     for (const uint32_t bytes : blocks.bytes) begins.push_back(begins.back() + bytes);
     struct Piece {
@@ -365,11 +401,12 @@ class TransformView final : public DocumentView {
         return true;
       }
       Matrix<int32_t> levels(part_->components(), piece.count * piece.tokens);
+      const TokenRungs own = some_of(rungs, at * block_, levels.cols());
       with_context(fmt::format("stream '{}', blocks from {} on", kCodes, piece.block),
-                   [&] { part_->coder().decode(payload, bytes, piece.tokens, levels); });
+                   [&] { part_->decode(payload, bytes, piece.tokens, own, levels); });
       part_->reconstruct(levels.view().columns(begin - from, stop - begin),
                          std::span(ids).subspan(ids.empty() ? 0 : begin - first),
-                         out.rows(begin - first, stop - begin));
+                         some_of(own, begin - from, stop - begin), out.rows(begin - first, stop - begin));
       return true;
     };
     // Complete blocks, several at a time, then the incomplete one.
@@ -443,16 +480,26 @@ class TransformCodec final : public Codec {
                   .block = static_cast<uint64_t>(options.block),
                   .adapts = options.adapt,
                   .codes_first = codes_first,
+                  .by_token = options.by_token(),
                   .storage = context.storage,
                   .parts = {std::move(book.parts),
-                            as_size(options.rung),
+                            options.by_token() ? RungRange::around(as_size(options.rung), book.steps())
+                                               : RungRange{as_size(options.rung)},
                             {.tables = tables_,
                              .features = features_ ? &*features_ : nullptr,
                              .engine = engine_,
                              .first_finer = codes_first ? book.options.first_finer : 0}}};
         }()) {}
 
-  Record parameters() const override { return record_of(options_); }
+  /// Importance is named only where it has a say: other files are as they were before there was any.
+  Record parameters() const override {
+    Record named;
+    const Record all = record_of(options_);
+    for (const auto& [name, value] : all.items())
+      if (options_.by_token() || !name.starts_with(kImportance)) named.set(name, value);
+    return named;
+  }
+  bool weighs_tokens() const override { return options_.by_token(); }
   std::vector<int> group_of(int layer) const override {
     return consecutive(layer - layer % layer_group_, layer_group_);
   }
@@ -469,6 +516,8 @@ class TransformCodec final : public Codec {
                                   {std::string(kExactIds), DType::u32, {}, Category::offsets},
                                   exact_stream(kExact, shape, coding_.storage),
                                   coding_.ends.tail_stream(shape)};
+    if (coding_.by_token)
+      specs.push_back({std::string(kRungs), DType::u8, {}, Category::scales, RungRange::kMost});
     if (coding_.codes_first)
       specs.insert(specs.begin(), {std::string(kFirst), DType::u8, {}, Category::payload});
     if (options_.adapt)
@@ -556,6 +605,10 @@ class TransformCodec final : public Codec {
     };
     const uint64_t quantized = complete * block + unfinished.cols();
     const std::vector<uint32_t> ids = part.ids(document, lead() + quantized, tokens);
+    std::vector<uint8_t> rungs = view.rungs(complete * block, unfinished.cols());
+    for (size_t t = 0; t < tokens && coding_.by_token; ++t)
+      rungs.push_back(
+          part.rung_for(double{document.token_weight(lead() + quantized + t)}, options_.importance_power));
     const size_t before = unfinished.cols(), blocks = (before + tokens + block - 1) / block;
     std::vector<Coded> coded(blocks);
     parallel_each(blocks, 1, [&](size_t b) {
@@ -569,14 +622,15 @@ class TransformCodec final : public Codec {
       for (size_t i = 0; i < (old > 0 ? levels.rows() : 0); ++i)
         std::ranges::copy(unfinished.row(i), levels.row(i).begin());
       const auto added = levels.view().columns(old, count);
+      const TokenRungs all = some_of(rungs, b * block, old + count), own = some_of(all, old, count);
       std::vector<double> errors(count);
-      part.quantize(old, std::span(ids).subspan(ids.empty() ? 0 : from), rows, added, errors);
-      for (const size_t t : part.costly(added, errors)) {
+      part.quantize(old, std::span(ids).subspan(ids.empty() ? 0 : from), rows, own, added, errors);
+      for (const size_t t : part.costly(added, own, errors)) {
         for (size_t i = 0; i < added.rows(); ++i) added(i, t) = 0;
         coded[b].exact_ids.push_back(static_cast<uint32_t>((complete + b) * block + old + t));
         append_to(coded[b].exact, of_block.subspan(t * width, width));
       }
-      const uint32_t bytes = part.coder().encode(levels, coded[b].bytes);
+      const uint32_t bytes = part.encode(levels, all, coded[b].bytes);
       coded[b].head = {static_cast<uint32_t>(levels.cols()), bytes};
     });
     constexpr std::string_view kPlaced[] = {kCodes};
@@ -589,6 +643,8 @@ class TransformCodec final : public Codec {
       if (of_block.head[0] == block) places.add(std::array{uint64_t{of_block.head[1]}});
     }
     places.store(document);
+    if (coding_.by_token)
+      document.append_values<uint8_t>(kRungs, std::span<const uint8_t>(rungs).subspan(before));
   }
 
   /// Number of first tokens that are not coded in blocks.

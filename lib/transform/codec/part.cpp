@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "lib/codec/exact_rows.hpp"
@@ -35,6 +36,12 @@ std::vector<T> chosen(const std::vector<T>& all, const std::vector<uint32_t>& co
   return values;
 }
 
+/// out[i] = row[tokens[i]].
+template <class T>
+void gather(std::span<const T> row, const std::vector<size_t>& tokens, std::span<T> out) {
+  for (size_t t = 0; t < tokens.size(); ++t) out[t] = row[tokens[t]];
+}
+
 size_t end_of_live(const LevelRung& rung) {
   const std::vector<uint32_t> live = rung.live();
   return live.empty() ? 0 : live.back() + 1;
@@ -51,36 +58,50 @@ size_t surveyed_of(const std::vector<LevelRung>& rungs, size_t rung) {
 
 }  // namespace
 
-TransformPart::TransformPart(TransformBook::Part part, size_t rung, const PartContext& context)
-    : TransformPart(std::make_shared<const TransformBasis>(std::move(part.basis)), {}, part.rungs[rung],
-                    surveyed_of(part.rungs, rung), context) {
+TransformPart::TransformPart(TransformBook::Part part, const RungRange& range, const PartContext& context)
+    : TransformPart(std::make_shared<const TransformBasis>(std::move(part.basis)), {},
+                    {part.rungs.begin() + static_cast<ptrdiff_t>(range.first),
+                     part.rungs.begin() + static_cast<ptrdiff_t>(range.end)},
+                    range.own - range.first, surveyed_of(part.rungs, range.own), context) {
   mean_ = basis_->mean;
   if (context.first_finer > 0)
-    first_.emplace(basis_->metric, context.tables, std::move(part.first.mean), part.first.classes[rung],
-                   rung_.step, context.first_finer);
+    first_.emplace(basis_->metric, context.tables, std::move(part.first.mean), part.first.classes[range.own],
+                   rung().step, context.first_finer);
 }
 
 TransformPart::TransformPart(std::shared_ptr<const TransformBasis> basis, std::vector<float> mean,
-                             LevelRung rung, size_t surveyed, const PartContext& context)
-    : basis_(std::move(basis)),
-      mean_(std::move(mean)),
-      rung_(std::move(rung)),
-      surveyed_(surveyed),
-      context_(context),
-      live_(rung_.live()),
-      coder_(context.tables, chosen(rung_.classes, live_)),
-      classes_(chosen(rung_.classes, live_)),
-      gains_(chosen(rung_.gains, live_)) {}
+                             std::vector<LevelRung> rungs, size_t own, size_t surveyed,
+                             const PartContext& context)
+    : basis_(std::move(basis)), mean_(std::move(mean)), own_(own), surveyed_(surveyed), context_(context) {
+  for (uint32_t i = 0; i < basis_->components(); ++i)
+    if (std::ranges::any_of(rungs, [&](const LevelRung& rung) { return rung.classes[i] != kDeadClass; }))
+      live_.push_back(i);
+  for (LevelRung& rung : rungs) {
+    const std::vector<uint32_t> live = rung.live();
+    std::vector<size_t> rows;
+    for (const uint32_t component : live)
+      rows.push_back(static_cast<size_t>(std::ranges::lower_bound(live_, component) - live_.begin()));
+    LevelCoder coder(context.tables, chosen(rung.classes, live));
+    rungs_.push_back({.rung = rung,
+                      .rows = std::move(rows),
+                      .classes = chosen(rung.classes, live),
+                      .gains = chosen(rung.gains, live),
+                      .coder = std::move(coder)});
+  }
+}
 
 std::shared_ptr<const TransformPart> TransformPart::adapted(const Adaptation& adaptation) const {
-  LevelRung rung = rung_;
-  rung.classes = adaptation.classes;
-  for (size_t i = 0; i < rung.gains.size(); ++i) {
-    rung.gains[i] += static_cast<float>(adaptation.gain_changes[i]) / static_cast<float>(kGainsPerUnit);
-    if (!(rung.gains[i] > 0)) throw bad_input("component {} has a gain of {}", i, rung.gains[i]);
+  LevelRung own = rung();
+  own.classes = adaptation.classes;
+  for (size_t i = 0; i < own.gains.size(); ++i) {
+    own.gains[i] += static_cast<float>(adaptation.gain_changes[i]) / static_cast<float>(kGainsPerUnit);
+    if (!(own.gains[i] > 0)) throw bad_input("component {} has a gain of {}", i, own.gains[i]);
   }
+  std::vector<LevelRung> rungs;
+  for (const Rung& other : rungs_) rungs.push_back(changed_alike(other.rung, rung(), adaptation));
+  rungs[own_] = std::move(own);
   const std::shared_ptr<TransformPart> result(
-      new TransformPart(basis_, shifted_mean(adaptation), std::move(rung), surveyed_, context_));
+      new TransformPart(basis_, shifted_mean(adaptation), std::move(rungs), own_, surveyed_, context_));
   if (first_) result->first_.emplace(*first_);
   return result;
 }
@@ -89,7 +110,7 @@ std::shared_ptr<const TransformPart> TransformPart::adapted(const Adaptation& ad
 std::vector<float> TransformPart::shifted_mean(const Adaptation& adaptation) const {
   std::vector<double> sums(width(), 0.0);
   std::vector<float> vector(width());
-  const double unit = static_cast<double>(rung_.step) / kOffsetsPerStep;
+  const double unit = static_cast<double>(rung().step) / kOffsetsPerStep;
   for (size_t i = 0; i < adaptation.offsets.size(); ++i) {
     if (adaptation.offsets[i] == 0) continue;
     const double offset = adaptation.offsets[i] * unit;
@@ -104,17 +125,27 @@ std::vector<float> TransformPart::shifted_mean(const Adaptation& adaptation) con
   return mean;
 }
 
+uint8_t TransformPart::rung_for(double weight, double power) const {
+  const double wanted = std::log(rung().step) - power / 2 * std::log(weight);
+  const auto distance = [&](const Rung& rung) { return std::abs(std::log(rung.rung.step) - wanted); };
+  return static_cast<uint8_t>(std::ranges::min_element(rungs_, {}, distance) - rungs_.begin());
+}
+
 const SynthesisFunction* TransformPart::device() const {
   if (!context_.engine) return nullptr;
+  if (rungs_.size() > 1) {
+    context_.engine->fall_back("transform: tokens with steps of their own");
+    return nullptr;
+  }
   if (context_.features) {
     context_.engine->fall_back("transform: vectors predicted from ids");
     return nullptr;
   }
   const SynthesisFunction& made = device_.get([&] {
     return context_.engine->make<SynthesisOnDevice>(SynthesisTask{.tables = context_.tables,
-                                                                  .classes = classes_,
-                                                                  .gains = gains_,
-                                                                  .step = rung_.step,
+                                                                  .classes = rungs_[own_].classes,
+                                                                  .gains = rungs_[own_].gains,
+                                                                  .step = rung().step,
                                                                   .rows = basis_->synthesis(live_),
                                                                   .mean = mean_});
   });
@@ -127,92 +158,156 @@ std::vector<uint32_t> TransformPart::ids(const StreamReader& document, uint64_t 
                        context_.features->lags());
 }
 
+/// Tokens 0, 1 … by their rungs, the coarsest first.
+std::vector<TransformPart::Alike> TransformPart::by_rung(TokenRungs rungs, size_t tokens) const {
+  std::vector<Alike> groups;
+  for (size_t rung = 0; rung < rungs_.size(); ++rung) {
+    std::vector<size_t> own;
+    for (size_t t = 0; t < tokens; ++t)
+      if ((rungs.empty() ? own_ : rungs[t]) == rung) own.push_back(t);
+    if (!own.empty()) groups.push_back({rungs_[rung], std::move(own)});
+  }
+  return groups;
+}
+
+uint32_t TransformPart::encode(MatrixView<const int32_t> levels, TokenRungs rungs,
+                               std::vector<uint8_t>& out) const {
+  if (rungs.empty()) return rungs_[own_].coder.encode(levels, out);
+  const std::vector<Alike> groups = by_rung(rungs, levels.cols());
+  std::vector<uint32_t> sizes;
+  std::vector<uint8_t> coded;
+  for (const auto& [at, tokens] : groups) {
+    Matrix<int32_t> own(at.rows.size(), tokens.size());
+    for (size_t i = 0; i < own.rows(); ++i) gather<int32_t>(levels.row(at.rows[i]), tokens, own.row(i));
+    sizes.push_back(at.coder.encode(own, coded));
+  }
+  sizes.pop_back();
+  const auto heads = std::as_bytes(std::span(sizes));
+  for (const std::byte byte : heads) out.push_back(static_cast<uint8_t>(byte));
+  append_to(out, coded);
+  return static_cast<uint32_t>(heads.size() + coded.size());
+}
+
+void TransformPart::decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes,
+                           size_t tokens, TokenRungs rungs, MatrixView<int32_t> levels) const {
+  if (rungs.empty()) return rungs_[own_].coder.decode(payload, block_bytes, tokens, levels);
+  for (size_t b = 0; b < block_bytes.size(); ++b) {
+    std::span<const uint8_t> left = payload.first(block_bytes[b]);
+    payload = payload.subspan(left.size());
+    const std::vector<Alike> groups = by_rung(rungs.subspan(b * tokens, tokens), tokens);
+    std::vector<uint32_t> sizes(groups.size() - 1);
+    if (left.size() < sizes.size() * sizeof(uint32_t))
+      throw bad_input("a block of {} bytes; it begins with the sizes of {} rungs", left.size(), sizes.size());
+    std::memcpy(sizes.data(), left.data(), sizes.size() * sizeof(uint32_t));
+    left = left.subspan(sizes.size() * sizeof(uint32_t));
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const auto& [at, of_rung] = groups[g];
+      const uint32_t size = g < sizes.size() ? sizes[g] : static_cast<uint32_t>(left.size());
+      if (size > left.size())
+        throw bad_input("the tokens of a rung take {} bytes; their block has {} left", size, left.size());
+      Matrix<int32_t> own(at.rows.size(), of_rung.size());
+      at.coder.decode(left.first(size), {&size, 1}, own.cols(), own);
+      left = left.subspan(size);
+      for (size_t i = 0; i < own.rows(); ++i)
+        for (size_t t = 0; t < own.cols(); ++t) levels(at.rows[i], b * tokens + of_rung[t]) = own(i, t);
+    }
+  }
+}
+
 void TransformPart::quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows,
-                             MatrixView<int32_t> levels, std::span<double> errors) const {
+                             TokenRungs rungs, MatrixView<int32_t> levels, std::span<double> errors) const {
   const Analysis& analysis = analysis_.get([&] { return Analysis(*basis_, live_, true); });
   for_each_tile(first, rows.rows(), [&](size_t tile, size_t begin, size_t end) {
     Matrix<float> centred(kTile, width()), components(this->components(), kTile);
     for (size_t t = begin; t < end; ++t)
       for (size_t c = 0; c < width(); ++c) centred(t - tile, c) = rows(t - first, c) - mean_[c];
-    const Matrix<float> some = scores(ids.subspan(context_.features ? begin - first : 0), end - begin);
+    const size_t at = begin - first, count = end - begin;
+    const Matrix<float> some = scores(ids.subspan(context_.features ? at : 0), count);
     Matrix<float> placed(kTile, some.cols());
     std::copy_n(some.data(), some.size(), placed.data() + (begin - tile) * some.cols());
     analysis.apply(0, centred, placed, components);
-    const std::vector<size_t> beyond = take_out_beyond(components, begin - tile, end - begin);
-    for (size_t i = 0; i < this->components(); ++i)
-      context_.tables.quantize(classes_[i], rung_.step, components.row(i).subspan(begin - tile, end - begin),
-                               levels.row(i).subspan(begin - first, end - begin));
-    add_errors(components, levels.columns(begin - first, end - begin), begin - tile, centred, placed,
-               errors.subspan(begin - first, end - begin));
-    for (const size_t t : beyond)
-      errors[begin - first + t] = std::numeric_limits<double>::infinity();  // is kept exactly
+    if (placed.cols() > 0)
+      gemm(-1, placed, loadings_.get([&] { return floats_of(basis_->prediction.loadings); }), 1,
+           centred.view());
+    // The error is computed from what components leave of themselves, and what lies in none, as if the basis were orthonormal: to a hundredth of its
+    // rows' length, which bytes cost it.
+    const Matrix<float> weighted = basis_->metric.times_root(centred);
+    for (size_t t = 0; t < count; ++t) {
+      errors[at + t] = 0;
+      for (const float value : weighted.row(begin - tile + t))
+        errors[at + t] += double{value} * double{value};
+    }
+    for (const Alike& alike : by_rung(rungs.empty() ? rungs : rungs.subspan(at, count), count))
+      quantize(alike, components.view().columns(begin - tile, count), levels.columns(at, count),
+               errors.subspan(at, count));
   });
 }
 
-/// The tokens among [begin, begin + count) of a tile with a component too large to be given a level, counted from `begin`.
-/// Such components become 0.
-std::vector<size_t> TransformPart::take_out_beyond(MatrixView<float> components, size_t begin,
-                                                   size_t count) const {
-  const float limit = rung_.step * kMaxSteps;
-  std::vector<size_t> tokens;
-  for (size_t t = 0; t < count; ++t) {
-    bool any = false;
-    for (size_t i = 0; i < components.rows(); ++i) {
-      float& component = components(i, begin + t);
-      if (std::abs(component) < limit) continue;
-      component = 0;
-      any = true;
-    }
-    if (any) tokens.push_back(t);
-  }
-  return tokens;
-}
-
-/// Errors of a tile's tokens from `begin` on, whose levels these are. centred, scores: of the whole tile; centred is overwritten.
-void TransformPart::add_errors(MatrixView<const float> components, MatrixView<const int32_t> levels,
-                               size_t begin, MatrixView<float> centred, MatrixView<const float> scores,
-                               std::span<double> errors) const {
-  if (scores.cols() > 0)
-    gemm(-1, scores, loadings_.get([&] { return floats_of(basis_->prediction.loadings); }), 1, centred);
-  // The error is computed from what components leave of themselves, and what lies in none, as if the basis were orthonormal: to a hundredth of its
-  // rows' length, which bytes cost it.
-  const Matrix<float> weighted = basis_->metric.times_root(centred);
-  for (size_t t = 0; t < errors.size(); ++t) {
-    errors[t] = 0;
-    for (const float value : weighted.row(begin + t)) errors[t] += double{value} * double{value};
-  }
-  std::vector<float> values(errors.size());
-  for (size_t i = 0; i < this->components(); ++i) {
-    context_.tables.reconstruct(classes_[i], rung_.step, gains_[i], levels.row(i), values);
-    for (size_t t = 0; t < errors.size(); ++t) {
-      const double component = double{components(i, begin + t)}, left = component - double{values[t]};
-      errors[t] += left * left - component * component;
+/// Levels of tokens of one rung. errors: the squared lengths of the tokens' vectors, then their errors.
+void TransformPart::quantize(const Alike& some, MatrixView<const float> components,
+                             MatrixView<int32_t> levels, std::span<double> errors) const {
+  const auto& [at, tokens] = some;
+  const float step = at.rung.step, limit = step * kMaxSteps;
+  std::vector<float> values(tokens.size()), back(tokens.size());
+  std::vector<int32_t> own(tokens.size());
+  std::vector<bool> beyond(tokens.size());
+  for (size_t i = 0; i < at.rows.size(); ++i) {
+    gather<float>(components.row(at.rows[i]), tokens, values);
+    for (size_t t = 0; t < tokens.size(); ++t)
+      if (!(std::abs(values[t]) < limit)) values[t] = 0, beyond[t] = true;
+    context_.tables.quantize(at.classes[i], step, values, own);
+    context_.tables.reconstruct(at.classes[i], step, at.gains[i], own, back);
+    for (size_t t = 0; t < tokens.size(); ++t) {
+      levels(at.rows[i], tokens[t]) = own[t];
+      const double component = double{values[t]}, left = component - double{back[t]};
+      errors[tokens[t]] += left * left - component * component;
     }
   }
-  const double squared_step = double{rung_.step} * double{rung_.step};
-  for (double& error : errors) error = std::max(error, 0.0) / squared_step;
+  for (size_t t = 0; t < tokens.size(); ++t)
+    errors[tokens[t]] = beyond[t] ? std::numeric_limits<double>::infinity()  // is kept exactly
+                                  : std::max(errors[tokens[t]], 0.0) / (double{step} * double{step});
 }
 
-std::vector<size_t> TransformPart::costly(MatrixView<const int32_t> levels,
+std::vector<size_t> TransformPart::costly(MatrixView<const int32_t> levels, TokenRungs rungs,
                                           std::span<const double> errors) const {
-  std::vector<float> bits(levels.cols());
-  for (size_t i = 0; i < components(); ++i) context_.tables.add_bits(classes_[i], levels.row(i), bits);
-  std::vector<size_t> tokens;
-  for (size_t t = 0; t < bits.size(); ++t)
-    if (!context_.tables.better_coded(errors[t], double{bits[t]}, width())) tokens.push_back(t);
-  return tokens;
+  std::vector<size_t> costly;
+  for (const auto& [at, tokens] : by_rung(rungs, levels.cols())) {
+    std::vector<float> bits(tokens.size());
+    std::vector<int32_t> own(tokens.size());
+    for (size_t i = 0; i < at.rows.size(); ++i) {
+      gather<int32_t>(levels.row(at.rows[i]), tokens, own);
+      context_.tables.add_bits(at.classes[i], own, bits);
+    }
+    for (size_t t = 0; t < tokens.size(); ++t)
+      if (!context_.tables.better_coded(errors[tokens[t]], double{bits[t]}, width()))
+        costly.push_back(tokens[t]);
+  }
+  std::ranges::sort(costly);
+  return costly;
 }
 
 void TransformPart::reconstruct(MatrixView<const int32_t> levels, std::span<const uint32_t> ids,
-                                MatrixView<float> rows) const {
+                                TokenRungs rungs, MatrixView<float> rows) const {
   const Synthesis& synthesis = synthesis_.get([&] { return Synthesis(*basis_, mean_, live_); });
   for (size_t begin = 0; begin < rows.rows(); begin += kRebuilt) {
     const size_t count = std::min(kRebuilt, rows.rows() - begin);
     RowCoefficients coefficients = synthesis.coefficients(count);
-    std::vector<float> values(count);
+    std::vector<float> values(count), back(count);
+    std::vector<int32_t> own(count);
+    const std::vector<Alike> groups = by_rung(rungs.empty() ? rungs : rungs.subspan(begin, count), count);
+    std::vector<size_t> next(groups.size());  // of the components of each rung
     for (size_t i = 0; i < components(); ++i) {
-      context_.tables.reconstruct(classes_[i], rung_.step, gains_[i], levels.row(i).subspan(begin, count),
-                                  values);
+      std::ranges::fill(values, 0.0f);
+      for (size_t g = 0; g < groups.size(); ++g) {
+        const auto& [at, tokens] = groups[g];
+        if (next[g] == at.rows.size() || at.rows[next[g]] != i) continue;
+        const size_t component = next[g]++;
+        gather<int32_t>(levels.row(i).subspan(begin, count), tokens, own);
+        context_.tables.reconstruct(at.classes[component], at.rung.step, at.gains[component],
+                                    std::span(own).first(tokens.size()),
+                                    std::span(back).first(tokens.size()));
+        for (size_t t = 0; t < tokens.size(); ++t) values[tokens[t]] = back[t];
+      }
       coefficients.append_row(values);
     }
     const Matrix<float> of_tokens = scores(ids.subspan(context_.features ? begin : 0), count);

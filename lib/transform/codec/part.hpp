@@ -1,5 +1,6 @@
 // A part of a transform at one step, as the book has it or fitted to a file: the codec `transform` codes the
-// vectors of some layers with it.
+// vectors of some layers with it. Where each token has a rung of its own, it is a part at several steps: all rungs have one basis and one
+// mean, and levels are those of all components that live at any of them, 0 where a token's rung has none.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,22 @@ struct PartContext {
   double first_finer = 0;                   ///< 0 where first tokens are not coded by themselves
 };
 
+/// Rungs of a book around the codec's own that tokens may have, coarsest first.
+struct RungRange {
+  size_t own = 0;                     ///< of the book
+  size_t first = own, end = own + 1;  ///< of the book
+
+  /// As far from `own` as four bits for a token's rung allow: from two octaves coarser to almost two finer.
+  static constexpr size_t kMost = 16;
+  static RungRange around(size_t own, size_t steps) {
+    const size_t first = own - std::min(own, kMost / 2);
+    return {own, first, std::min(steps, own + kMost / 2)};
+  }
+};
+
+/// The rungs of some tokens, counted from RungRange::first on; empty: all are of the codec's own rung.
+using TokenRungs = std::span<const uint8_t>;
+
 class TransformPart {
  public:
   /// Components are computed for tiles of so many tokens. A token's row in its tile follows from its index in the block,
@@ -33,7 +50,7 @@ class TransformPart {
   /// depend on the number of tokens that are coded with it.
   static constexpr size_t kTile = 64;
 
-  TransformPart(TransformBook::Part part, size_t rung, const PartContext& context);
+  TransformPart(TransformBook::Part part, const RungRange& range, const PartContext& context);
   TransformPart(const TransformPart&) = delete;  // Lazy members cannot be copied
   TransformPart& operator=(const TransformPart&) = delete;
 
@@ -42,7 +59,11 @@ class TransformPart {
 
   const TransformBasis& basis() const { return *basis_; }
   const std::vector<float>& mean() const { return mean_; }
-  const LevelRung& rung() const { return rung_; }
+  /// The codec's own.
+  const LevelRung& rung() const { return rungs_[own_].rung; }
+  size_t rungs() const { return rungs_.size(); }
+  /// The rung whose step is nearest to the codec's own times weight^(-power / 2).
+  uint8_t rung_for(double weight, double power) const;
   const LevelTables& tables() const { return context_.tables; }
   const TokenFeatures* features() const { return context_.features; }
   /// Number of the first components that a survey looks at: a text is not expected to need later ones at this step.
@@ -52,9 +73,14 @@ class TransformPart {
   const FirstTokenCoder* first() const { return first_ ? &*first_ : nullptr; }
   size_t width() const { return basis_->width(); }
   size_t components() const { return live_.size(); }
-  const LevelCoder& coder() const { return coder_; }
 
-  /// The device that decodes blocks and rebuilds vectors in place of coder() and reconstruct(), or nullptr.
+  /// Appends a block of tokens of these rungs: levels (components, tokens). Returns its bytes.
+  uint32_t encode(MatrixView<const int32_t> levels, TokenRungs rungs, std::vector<uint8_t>& out) const;
+  /// Decodes consecutive blocks, as LevelCoder::decode, to levels that are 0.
+  void decode(std::span<const uint8_t> payload, std::span<const uint32_t> block_bytes, size_t tokens,
+              TokenRungs rungs, MatrixView<int32_t> levels) const;
+
+  /// The device that decodes blocks and rebuilds vectors in place of decode() and reconstruct(), or nullptr.
   const SynthesisFunction* device() const;
 
   /// The ids that quantize() and reconstruct() take for tokens [first, first + count) of a document: ids_with_lags(), or
@@ -62,37 +88,49 @@ class TransformPart {
   std::vector<uint32_t> ids(const StreamReader& document, uint64_t first, uint64_t count) const;
 
   /// Levels of consecutive tokens of a block, the first of them the block's token `first`: rows (tokens, width) to levels (components,
-  /// tokens). ids: those that ids() returns for these tokens. errors: for each token the squared error of its vector by the metric, in
-  /// squared steps, including the error outside all components; infinite if a component is too large to be given a level.
-  void quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows,
+  /// tokens), which are 0 before. ids: those that ids() returns for these tokens. errors: for each token the squared error of its vector by
+  /// the metric, in squared steps, including the error outside all components; infinite if a component is too large to be given a level.
+  void quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows, TokenRungs rungs,
                 MatrixView<int32_t> levels, std::span<double> errors) const;
 
   /// Tokens that are better kept exactly (LevelTables::better_coded), rising. levels: (components, tokens).
-  std::vector<size_t> costly(MatrixView<const int32_t> levels, std::span<const double> errors) const;
+  std::vector<size_t> costly(MatrixView<const int32_t> levels, TokenRungs rungs,
+                             std::span<const double> errors) const;
 
   /// Vectors of tokens with these levels, (components, tokens): rows (tokens, width). ids: as in quantize().
-  void reconstruct(MatrixView<const int32_t> levels, std::span<const uint32_t> ids,
+  void reconstruct(MatrixView<const int32_t> levels, std::span<const uint32_t> ids, TokenRungs rungs,
                    MatrixView<float> rows) const;
 
  private:
-  TransformPart(std::shared_ptr<const TransformBasis> basis, std::vector<float> mean, LevelRung rung,
-                size_t surveyed, const PartContext& context);
+  struct Rung {
+    LevelRung rung;
+    std::vector<size_t> rows;      // of its components among live_
+    std::vector<uint8_t> classes;  // of these, as gains
+    std::vector<float> gains;
+    LevelCoder coder;
+  };
+  /// Some tokens, rising, and their rung.
+  struct Alike {
+    const Rung& at;
+    std::vector<size_t> tokens;
+  };
+
+  TransformPart(std::shared_ptr<const TransformBasis> basis, std::vector<float> mean,
+                std::vector<LevelRung> rungs, size_t own, size_t surveyed, const PartContext& context);
 
   std::vector<float> shifted_mean(const Adaptation& adaptation) const;
   Matrix<float> scores(std::span<const uint32_t> ids, size_t tokens) const;
-  std::vector<size_t> take_out_beyond(MatrixView<float> components, size_t begin, size_t count) const;
-  void add_errors(MatrixView<const float> components, MatrixView<const int32_t> levels, size_t begin,
-                  MatrixView<float> centred, MatrixView<const float> scores, std::span<double> errors) const;
+  std::vector<Alike> by_rung(TokenRungs rungs, size_t tokens) const;
+  void quantize(const Alike& some, MatrixView<const float> components, MatrixView<int32_t> levels,
+                std::span<double> errors) const;
 
   std::shared_ptr<const TransformBasis> basis_;
   std::vector<float> mean_;
-  LevelRung rung_;
+  std::vector<Rung> rungs_;
+  size_t own_;
   size_t surveyed_;
   PartContext context_;
-  std::vector<uint32_t> live_;
-  LevelCoder coder_;
-  std::vector<uint8_t> classes_;  // of the components in live_, as gains_
-  std::vector<float> gains_;
+  std::vector<uint32_t> live_;            // components that live at any rung
   std::optional<FirstTokenCoder> first_;  // its metric is of *basis_
   Lazy<Analysis> analysis_;
   Lazy<Synthesis> synthesis_;

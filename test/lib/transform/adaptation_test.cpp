@@ -286,6 +286,22 @@ TEST_CASE("adaptation: bytes give it back, and those that no encoder writes are 
   CHECK_FALSE(refused(coded()));
 }
 
+TEST_CASE("adaptation: other rungs change as the one that it was fitted at") {
+  const uint8_t dead = kDeadClass;
+  const LevelRung fitted{1, {5, 5, dead, dead, 5, 9}, {1, 1, 1, 1, 1, 1}};
+  const Adaptation adaptation{{8, 2, dead, 3, dead, 39}, {9, 0, 0, 0, 0, 0}, {16, -32, 0, 0, 0, 64}};
+  const LevelRung finer =
+      changed_alike({0.5f, {7, 7, 1, 2, 7, 11}, {1.5f, 1, 1, 2, 1, 1}}, fitted, adaptation);
+  CHECK_EQ(finer.step, 0.5f);
+  CHECK(finer.classes == std::vector<uint8_t>{10, 4, 1, 6, 1, 39});
+  CHECK(finer.gains == std::vector<float>{2, 1 / 32.0f, 1, 2, 1, 3});
+  // What lives at the coarser rung and in the adaptation stays alive; what is dead there may come to life.
+  const LevelRung coarser =
+      changed_alike({2, {dead, 1, dead, dead, 2, dead}, {1, 1, 1, 1, 1, 1}}, fitted, adaptation);
+  CHECK(coarser.classes == std::vector<uint8_t>{2, 0, dead, 3, dead, 29});
+  CHECK(changed_alike(fitted, fitted, adaptation).classes == adaptation.classes);
+}
+
 TEST_CASE(
     "transform: a file of another kind gets classes and means of its own, whatever the pieces it was shown in") {
   Rng rng(2);
