@@ -82,8 +82,6 @@ void OmpDictionary::build_gram(const Stream& stream) {
 void OmpBatches::check(const OmpDictionary& dictionary, const OmpOptions& options) {
   options.check();
   const auto s = static_cast<size_t>(options.sparsity);
-  if (options.selection != AtomSelection::omp)
-    throw usage_error("selection {} is not there on a device; it is on the CPU", options.selection);
   if (s > dictionary.device().width)
     throw usage_error("sparsity is {}; signals have only {} values", s, dictionary.device().width);
   if (s > dictionary.device().count)
@@ -224,9 +222,8 @@ static PursuitFunction pursuit(const DeviceWork& device, const Dictionary& dicti
   // Looked at by one thread at a time; inner products of atoms are about speed only. coded: signals so far.
   return [&device, atoms, coded = uint64_t{0}](MatrixView<const float> signals, const OmpOptions& options,
                                                SparseCodes& codes) mutable {
-    if (options.selection != AtomSelection::omp || options.sparsity > int64_t{kOmpMaxTaken}) {
-      device.fall_back(fmt::format("sparse: pursuits with selection {} of {} atoms per signal",
-                                   options.selection, options.sparsity));
+    if (options.sparsity > int64_t{kOmpMaxTaken}) {
+      device.fall_back(fmt::format("sparse: pursuits of {} atoms per signal", options.sparsity));
       return false;
     }
     const auto run = [&] {

@@ -96,8 +96,8 @@ class OmpBatches {
 /// True if inner products of atoms fit, and cost less than they save for that many signals with s atoms each.
 bool gram_pays(const OmpDictionary& dictionary, uint64_t signals, int64_t s);
 
-/// The codes of signals in host memory: as kvcodec::Omp::encode, its errors too. Throws Error(usage) for options other than
-/// selection omp with at most 1024 atoms per signal. Device memory: that of a batch of signals, at most half of the free memory.
+/// The codes of signals in host memory: as kvcodec::Omp::encode, its errors too. Throws Error(usage) for more than
+/// 1024 atoms per signal. Device memory: that of a batch of signals, at most half of the free memory.
 SparseCodes sparse_codes(const OmpDictionary& dictionary, MatrixView<const float> signals,
                          const OmpOptions& options);
 

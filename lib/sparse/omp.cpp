@@ -86,16 +86,14 @@ class OmpBlock {
         capacity_(as_size(options.sparsity)),
         target_(options.error_target * options.error_target),
         doubt_(options.error_target > 0 ? kEnergyDoubtForTarget : kEnergyDoubt),
-        by_error_(options.selection == AtomSelection::ols),
         screen_(make_screen({.words = omp.has_gram() ? omp.gram_.data() : nullptr,
                              .bytes = omp.gram_bytes_.empty() ? nullptr : omp.gram_bytes_.data(),
                              .atoms = omp.atoms_,
                              .stride = omp.stride_,
                              .byte_units = omp.byte_units_.data(),
                              .peaks = omp.gram_peaks_.data(),
-                             .energies = omp.energies_.data(),
                              .entry_error = 0.5 / kWordUnit + rounding_of_dot(omp.width_)},
-                            capacity_, by_error_)),
+                            capacity_)),
         pursuits_(omp.has_gram() ? 1 : kDirectBlock) {
     for (Pursuit& p : pursuits_) {
       p.rows.resize(capacity_ + 1);
@@ -131,7 +129,7 @@ class OmpBlock {
     }
     while (!active.empty()) {
       std::erase_if(active, [&](size_t i) {
-        screen_->begin(pursuits_[i].start, pursuits_[i].start_error, 0);
+        screen_->begin(pursuits_[i].start, pursuits_[i].start_error);
         return !advance(pursuits_[i]);
       });
       for (size_t slot = 0; slot < active.size(); ++slot) {
@@ -195,13 +193,8 @@ class OmpBlock {
     std::copy_n(p.y, omp_.row_stride_, p.residual.data());
     p.ids.clear();
     p.excluded.clear();
-    const double norm = std::sqrt(p.energy);
-    screen_->begin(p.start, p.start_error + (by_error_ ? 2 * comparison_error(capacity_) * norm : 0), norm);
+    screen_->begin(p.start, p.start_error);
   }
-
-  /// Bound of the error of what decides, as a fraction of the signal's norm: inner products in float with a
-  /// residual in float that is the sum of so many rows.
-  double comparison_error(size_t rows) const { return 2 * rounding_of_dot(omp_.width_ + rows); }
 
   /// Takes one more atom. False if the signal is finished.
   bool advance(Pursuit& p) {
@@ -209,7 +202,7 @@ class OmpBlock {
     if (p.left <= doubt_ * p.energy) p.left = exact_energy(p);
     if (p.left <= std::max(target_, kNoise * kNoise) * p.energy) return false;
     for (;;) {
-      const int64_t atom = by_error_ ? select_by_error(p) : select(p);
+      const int64_t atom = select(p);
       if (atom < 0) return false;
       exclude(p, static_cast<uint32_t>(atom));
       if (add(p, static_cast<uint32_t>(atom))) return true;
@@ -265,7 +258,8 @@ class OmpBlock {
 
   /// Finds the candidates. Returns a lower bound of the largest correlation.
   double look(Pursuit& p) {
-    const double margin = comparison_error(p.count) * std::sqrt(p.energy);
+    // Bound of the error of what decides: inner products in float with a residual in float that is the sum of so many rows.
+    const double margin = 2 * rounding_of_dot(omp_.width_ + p.count) * std::sqrt(p.energy);
     const std::span<const double> x = std::span(p.x).first(p.count);
     const double sure = screen_->look(x, margin, candidates_);
     if (candidates_.size() <= many_candidates(omp_.atoms_) || screen_->exact()) return sure;
@@ -274,84 +268,41 @@ class OmpBlock {
     return screen_->look(x, margin, candidates_);
   }
 
-  /// Computes the inner products of the candidates with the residual: the very numbers that decide.
-  void compare(Pursuit& p) {
+  /// The atom with the largest correlation, or -1 if there is none above the noise.
+  int64_t select(Pursuit& p) {
+    const double noise = kNoise * std::sqrt(p.energy), sure = look(p);
+    if (candidates_.empty()) return -1;
+    if (candidates_.size() == 1 && sure > noise) return candidates_[0];
+    // The inner products of the candidates with the residual: the very numbers that decide.
     compute_residual(p);
     candidate_rows_.clear();
     for (const uint32_t atom : candidates_) candidate_rows_.push_back(omp_.row(atom));
     if (products_.size() < candidates_.size()) products_.resize(candidates_.size());
     kernels_.dots(candidate_rows_.data(), candidates_.size(), p.residual.data(), omp_.row_stride_,
                   products_.data());
-  }
-
-  /// The atom with the largest correlation, or -1 if there is none above the noise.
-  int64_t select(Pursuit& p) {
-    const double noise = kNoise * std::sqrt(p.energy), sure = look(p);
-    if (candidates_.empty()) return -1;
-    if (candidates_.size() == 1 && sure > noise) return candidates_[0];
-    compare(p);
     size_t best = 0;
     for (size_t i = 1; i < candidates_.size(); ++i)
       if (std::abs(products_[i]) > std::abs(products_[best])) best = i;
     return std::abs(products_[best]) > noise ? int64_t{candidates_[best]} : -1;
   }
 
-  /// The atom that lowers the error most, or -1 if none lowers it by more than noise.
-  int64_t select_by_error(Pursuit& p) {
-    const double noise = kNoise * std::sqrt(p.energy);
-    for (;;) {
-      const double sure = look(p);
-      if (candidates_.empty()) return -1;
-      if (candidates_.size() == 1 && sure > noise) return candidates_[0];
-      compare(p);
-      const std::vector<float> products = products_;  // project() uses the others
-      int64_t winner = -1;
-      double best = 0;
-      bool refused = false;
-      for (size_t i = 0; i < candidates_.size(); ++i) {
-        const double outside = project(p, candidates_[i]);
-        if (!(outside > kIndependentByError * omp_.energies_[candidates_[i]])) {
-          exclude(p, candidates_[i]);
-          refused = true;
-          continue;
-        }
-        if (!(std::abs(products[i]) > noise)) continue;  // rounding, however little of the atom is left
-        const double gain = double{products[i]} * products[i] / outside;
-        if (gain > best) best = gain, winner = candidates_[i];
-      }
-      // Atoms that depend on those taken may have hidden others.
-      if (winner >= 0 || !refused) return winner;
-    }
-  }
-
-  /// Coordinates v_ of an atom in the basis of those taken, w_ = U v_, and its product with the signal
-  /// along_y_. Returns its energy outside their span.
-  double project(Pursuit& p, uint32_t atom) {
-    const size_t k = p.count;
-    p.rows[k] = p.y;  // for the length of the next call: one more product
-    if (products_.size() <= k) products_.resize(k + 1);
-    kernels_.dots(p.rows.data(), k + 1, omp_.row(atom), omp_.row_stride_, products_.data());
-    along_y_ = products_[k];
-    std::copy_n(products_.begin(), k, g_.begin());
-    apply_both(p);
-    double inside = 0;
-    for (size_t i = 0; i < k; ++i) inside += v_[i] * v_[i];
-    return omp_.energies_[atom] - inside;
-  }
-
   /// Adds an atom to those taken and fits x anew. False, with nothing changed, if it depends on them.
   bool add(Pursuit& p, uint32_t atom) {
     const size_t k = p.count;
     screen_->expect(atom);
-    const double outside = project(p, atom);
-    if (!(outside > (by_error_ ? kIndependentByError : kIndependent) * omp_.energies_[atom])) return false;
-    double explained = 0;
-    for (size_t i = 0; i < k; ++i) explained += v_[i] * p.z[i];
+    p.rows[k] = p.y;  // for the length of the next call: one more product
+    kernels_.dots(p.rows.data(), k + 1, omp_.row(atom), omp_.row_stride_, products_.data());
+    std::copy_n(products_.begin(), k, g_.begin());
+    apply_both(p);  // v_: the atom's coordinates in the basis of those taken
+    double inside = 0, explained = 0;
+    for (size_t i = 0; i < k; ++i) inside += v_[i] * v_[i], explained += v_[i] * p.z[i];
+    const double outside = omp_.energies_[atom] - inside;  // energy
+    if (!(outside > kIndependent * omp_.energies_[atom])) return false;
     const double norm = std::sqrt(outside);
     double* column = p.inverse.data() + k * capacity_;
     for (size_t i = 0; i < k; ++i) column[i] = -w_[i] / norm;
     column[k] = 1 / norm;
-    p.z[k] = (along_y_ - explained) / norm;
+    p.z[k] = (double{products_[k]} - explained) / norm;
     p.x[k] = 0;
     for (size_t i = 0; i <= k; ++i) p.x[i] += p.z[k] * column[i];
     p.left -= p.z[k] * p.z[k];
@@ -360,7 +311,7 @@ class OmpBlock {
     p.count = k + 1;
     p.residual_known = false;
     if (p.count < capacity_)  // else nobody looks any more
-      screen_->add(atom, std::span(p.x).first(p.count), std::span(column, p.count), p.z[k]);
+      screen_->add(atom, std::span(p.x).first(p.count));
     return true;
   }
 
@@ -386,7 +337,6 @@ class OmpBlock {
   const size_t capacity_;  // atoms per signal
   const double target_;    // on energies, relative
   const double doubt_;
-  const bool by_error_;
   const std::unique_ptr<Screen> screen_;
   std::vector<Pursuit> pursuits_;
   const size_t block_ = signals_of(omp_);
@@ -397,7 +347,6 @@ class OmpBlock {
   AlignedVector<float> correlations_ = AlignedVector<float>(block_ * omp_.stride_);
   std::vector<double> g_ = std::vector<double>(capacity_), v_ = g_, w_ = g_;
   std::vector<double> residual_double_ = std::vector<double>(omp_.row_stride_);
-  double along_y_ = 0;  // of the atom that project looked at
   std::vector<float> products_ = std::vector<float>(std::max(capacity_, size_t{1}));
   std::vector<uint32_t> candidates_;
   std::vector<const float*> candidate_rows_;
@@ -509,8 +458,6 @@ SparseCodes Omp::encode(MatrixView<const float> signals, const OmpOptions& optio
   const auto s = as_size(options.sparsity);
   if (s > width_) throw usage_error("sparsity is {}; signals have only {} values", s, width_);
   if (s > atoms_) throw usage_error("sparsity is {}; the dictionary has only {} atoms", s, atoms_);
-  if (options.selection == AtomSelection::ols && !has_gram())
-    throw usage_error("selection ols needs the Gram matrix, which is not there");
   const size_t count = signals.rows();
   SparseCodes codes{{count, s}, {count, s}, std::vector<uint32_t>(count), std::vector<double>(count)};
   std::vector<std::unique_ptr<OmpBlock>> blocks(as_size(num_threads()));

@@ -4,10 +4,6 @@
 // For each signal y the coder starts with no atoms and repeats: take the atom d with the largest |d . r| of the residual r = y - D x that
 // is not taken yet (the lower id among equals), then fit all coefficients x anew by least squares.
 //
-// With selection ols (orthogonal least squares; order-recursive matching pursuit) the atom taken is the one
-// that lowers the error most once all coefficients are fitted anew: with the largest |d . r| / |d'|, d' being
-// the part of d outside the span of those taken. A little better for the same number of atoms, and slower.
-//
 // It is fast and still exact. Every round needs the correlations of all atoms, but only to find the largest one. They are therefore updated
 // approximately, from a Gram matrix in integers of 8 or 16 bits, with a bound on the error; long pursuits skip atoms that another bound
 // rules out (omp_screen.hpp). The few atoms whose correlation could be the largest within the error are compared by their inner products
@@ -19,12 +15,10 @@
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "lib/core/aligned.hpp"
-#include "lib/core/names.hpp"
 #include "lib/core/team.hpp"
 #include "lib/core/view.hpp"
 
@@ -32,17 +26,11 @@ namespace kvcodec {
 
 struct Dictionary;  // lib/sparse/dictionary.hpp
 
-/// The next atom: the one with the largest correlation, or the one that lowers the error most.
-enum class AtomSelection : uint8_t { omp, ols };
-constexpr auto names_of(AtomSelection) { return std::to_array<std::string_view>({"omp", "ols"}); }
-
 struct OmpOptions {
   /// Maximum number of atoms per signal; the paper's middle setting. Bits per signal grow linearly with it.
   int64_t sparsity = 64;
   /// Pursuit stops at |y - D x| <= error_target * |y|; 0 = it takes `sparsity` atoms whatever the error.
   double error_target = 0;
-  /// The paper's selection; ols lowers the error by less than a percent on our data.
-  AtomSelection selection = AtomSelection::omp;
 
   /// Throws Error(usage) for an error target of 1 or more.
   void check() const;
@@ -96,8 +84,7 @@ class Omp {
   /// True if building the Gram matrix costs less than it saves for that many signals with s atoms each.
   bool gram_pays(uint64_t signals, int64_t s) const;
 
-  /// Codes signals: (count, width()), finite. Throws Error(usage) for a sparsity above width() or the number
-  /// of atoms, and for selection ols without a Gram matrix.
+  /// Codes signals: (count, width()), finite. Throws Error(usage) for a sparsity above width() or the number of atoms.
   SparseCodes encode(MatrixView<const float> signals, const OmpOptions& options) const;
 
  private:

@@ -21,22 +21,18 @@ void peaks_of_tiles(const float* values, size_t n, float* peaks) {
   }
 }
 
-/// Sum over the rows of a panel of weight times word j, times scale.
-float weighted(const int16_t* panel, const uint32_t* weights, size_t pairs, float scale, size_t j) {
-  uint32_t sum = 0;  // unsigned: wraps around by definition
-  for (size_t i = 0; i < pairs; ++i) {
-    const auto low = static_cast<int16_t>(weights[i] & 0xffff), high = static_cast<int16_t>(weights[i] >> 16);
-    sum += static_cast<uint32_t>(panel[2 * i * kScreen + j] * low);
-    sum += static_cast<uint32_t>(panel[(2 * i + 1) * kScreen + j] * high);
-  }
-  return scale * static_cast<float>(static_cast<int32_t>(sum));
-}
-
 float screen(const float* start, const int16_t* panel, const uint32_t* weights, size_t pairs, float scale,
              float* values) {
   float peak = 0;
   for (size_t j = 0; j < kScreen; ++j) {
-    values[j] = start[j] - weighted(panel, weights, pairs, scale, j);
+    uint32_t sum = 0;  // unsigned: wraps around by definition
+    for (size_t i = 0; i < pairs; ++i) {
+      const auto low = static_cast<int16_t>(weights[i] & 0xffff),
+                 high = static_cast<int16_t>(weights[i] >> 16);
+      sum += static_cast<uint32_t>(panel[2 * i * kScreen + j] * low);
+      sum += static_cast<uint32_t>(panel[(2 * i + 1) * kScreen + j] * high);
+    }
+    values[j] = start[j] - scale * static_cast<float>(static_cast<int32_t>(sum));
     peak = larger(std::abs(values[j]), peak);
   }
   return peak;
@@ -55,21 +51,6 @@ void apply_row(const GramRow& row, float* values, float* spread, float* peaks, f
     }
     spreads[tile] = std::sqrt(spreads[tile]);
   }
-}
-
-float project(const Projection& projection, const int16_t* panel, float* correlations, float* outside,
-              float* gains) {
-  float peak = 0;
-  for (size_t j = 0; j < kScreen; ++j) {
-    const float p = weighted(panel, projection.weights, projection.pairs, projection.scale, j);
-    correlations[j] -= projection.along * p;
-    outside[j] -= p * p;
-    const float bound = std::abs(correlations[j]) + projection.correlation_error;
-    const float gain = bound * bound / larger(outside[j] - projection.outside_error, projection.independent);
-    gains[j] = outside[j] + projection.outside_error < projection.independent ? 0 : gain;
-    peak = larger(gains[j], peak);
-  }
-  return peak;
 }
 
 /// The place of an atom in a row of bytes.
@@ -144,8 +125,8 @@ uint32_t at_least(const float* values, float limit) {
 }  // namespace
 
 const Kernels& table() {
-  static constexpr Kernels kTable = {peaks_of_tiles, at_least, screen,   apply_row, project,
-                                     screen_bytes,   dots,     residual, combine,   words_to_bytes};
+  static constexpr Kernels kTable = {peaks_of_tiles, at_least, screen,  apply_row,     screen_bytes,
+                                     dots,           residual, combine, words_to_bytes};
   return kTable;
 }
 

@@ -48,17 +48,6 @@ struct ByteRows {
   float scale;
 };
 
-/// A step of order-recursive selection for one tile (omp_screen.hpp). p(j) = scale * sum over the rows of the panel of weight times word j;
-/// c(j) -= along * p(j); a(j) -= p(j)^2; and the gains become upper bounds of c^2 / a: (|c| + correlation_error)^2 / max(a - outside_error,
-/// independent), 0 where a + outside_error < independent.
-struct Projection {
-  const uint32_t* weights;
-  size_t pairs;
-  float scale;
-  float along;
-  float correlation_error, outside_error, independent;
-};
-
 /// n words of the Gram matrix, of one atom. factor * words[j] is subtracted from values; (unit * words[j])^2 is added to their spread.
 struct GramRow {
   const int16_t* words;
@@ -93,9 +82,6 @@ struct Kernels {
                   float scale, float* values);
   /// peaks, spreads: the largest |values[j]| and sqrt(spread[j]) of each tile; NaN is left out.
   void (*apply_row)(const GramRow& row, float* values, float* spread, float* peaks, float* spreads);
-  /// Returns the largest gain of the tile.
-  float (*project)(const Projection& projection, const int16_t* panel, float* correlations, float* outside,
-                   float* gains);
   /// values[j] = start[j] - scale * sum over the rows of weight times byte j, for first <= j < last,
   /// multiples of kTile; peaks[t] = the largest |values[j]| of tile t of kTile. values may be null. This
   /// function and words_to_bytes are null where bytes are not faster: in avx2 and avx512.

@@ -10,11 +10,7 @@ namespace {
 
 using namespace vectors;
 
-/// Values of one tile, in the order of the atoms.
-constexpr size_t kVectors = kScreen / kWidth;
-struct Tile {
-  Floats values[kVectors];
-};
+constexpr size_t kVectors = kScreen / kWidth;  // of one tile
 
 /// Sums of products of neighbouring 16-bit integers.
 KVCODEC_INLINE Ints add_products(Ints sums, Shorts a, Ints b) {
@@ -27,8 +23,17 @@ KVCODEC_INLINE Shorts interleaved_high(Shorts a, Shorts b) {
   return (Shorts)KVCODEC_BY_WIDTH(_mm256_unpackhi_epi16, _mm512_unpackhi_epi16)((Register)a, (Register)b);
 }
 
-/// The weighted sums of a panel's rows, times scale.
-KVCODEC_INLINE Tile weighted(const int16_t* panel, const uint32_t* weights, size_t pairs, float scale) {
+void peaks_of_tiles(const float* values, size_t n, float* peaks) {
+  for (size_t tile = 0; tile < n / kScreen; ++tile) {
+    Floats peak = {};
+    for (size_t i = 0; i < kVectors; ++i)
+      peak = larger(magnitude(load(values + tile * kScreen + kWidth * i)), peak);
+    peaks[tile] = largest_of(peak);
+  }
+}
+
+float screen(const float* start, const int16_t* panel, const uint32_t* weights, size_t pairs, float scale,
+             float* values) {
   // Words of two rows are interleaved as they are read: within each 128 bits, `low` has the first four atoms and `high` the other four.
   // If a row is one vector, pairs take turns with two sets of sums, which do not wait for each other.
   constexpr size_t kRow = kVectors / 2, kTurns = kRow == 1 ? 2 : 1, kWords = 2 * kWidth;
@@ -49,7 +54,7 @@ KVCODEC_INLINE Tile weighted(const int16_t* panel, const uint32_t* weights, size
     for (size_t turn = 0; turn < kTurns; ++turn) add(turn, pair + turn);
   if (pair < pairs) add(0, pair);
   const Floats factor = spread(scale);
-  Tile result;
+  Floats sums[kVectors];
 #pragma GCC unroll 2
   for (size_t i = 0; i < kRow; ++i) {
     const auto lows = (Longs)(kTurns == 2 ? low[0][i] + low[kTurns - 1][i] : low[0][i]);
@@ -61,28 +66,13 @@ KVCODEC_INLINE Tile weighted(const int16_t* panel, const uint32_t* weights, size
     const Longs first_half = __builtin_shufflevector(lows, highs, 0, 1, 4, 5);
     const Longs second_half = __builtin_shufflevector(lows, highs, 2, 3, 6, 7);
 #endif
-    result.values[2 * i] = factor * as_floats((Ints)first_half);
-    result.values[2 * i + 1] = factor * as_floats((Ints)second_half);
+    sums[2 * i] = factor * as_floats((Ints)first_half);
+    sums[2 * i + 1] = factor * as_floats((Ints)second_half);
   }
-  return result;
-}
-
-void peaks_of_tiles(const float* values, size_t n, float* peaks) {
-  for (size_t tile = 0; tile < n / kScreen; ++tile) {
-    Floats peak = {};
-    for (size_t i = 0; i < kVectors; ++i)
-      peak = larger(magnitude(load(values + tile * kScreen + kWidth * i)), peak);
-    peaks[tile] = largest_of(peak);
-  }
-}
-
-float screen(const float* start, const int16_t* panel, const uint32_t* weights, size_t pairs, float scale,
-             float* values) {
-  const Tile sums = weighted(panel, weights, pairs, scale);
   Floats peak = {};
 #pragma GCC unroll 4
   for (size_t i = 0; i < kVectors; ++i) {
-    const Floats value = load(start + kWidth * i) - sums.values[i];
+    const Floats value = load(start + kWidth * i) - sums[i];
     store(value, values + kWidth * i);
     peak = larger(magnitude(value), peak);
   }
@@ -107,27 +97,6 @@ void apply_row(const GramRow& row, float* values, float* spreads, float* peaks, 
     peaks[tile] = largest_of(peak);
     roots[tile] = _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(largest_of(bound))));
   }
-}
-
-float project(const Projection& projection, const int16_t* panel, float* correlations, float* outside,
-              float* gains) {
-  const Tile sums = weighted(panel, projection.weights, projection.pairs, projection.scale);
-  const Floats along = spread(projection.along), correlation_error = spread(projection.correlation_error);
-  const Floats outside_error = spread(projection.outside_error), independent = spread(projection.independent);
-  Floats peak = {};
-#pragma GCC unroll 4
-  for (size_t i = 0; i < kVectors; ++i) {
-    const Floats p = sums.values[i];
-    const Floats c = load(correlations + kWidth * i) - along * p, a = load(outside + kWidth * i) - p * p;
-    store(c, correlations + kWidth * i);
-    store(a, outside + kWidth * i);
-    const Floats bound = magnitude(c) + correlation_error;
-    const Floats gain = bound * bound / larger(a - outside_error, independent);
-    const Floats kept = a + outside_error < independent ? Floats{} : gain;
-    store(kept, gains + kWidth * i);
-    peak = larger(kept, peak);
-  }
-  return largest_of(peak);
 }
 
 /// out[i] = rows[i] . x for kCount rows.
@@ -226,8 +195,8 @@ uint32_t at_least(const float* values, float limit) {
   return found;
 }
 
-constexpr Kernels kTable = {peaks_of_tiles, at_least, screen,   apply_row, project,
-                            nullptr,        dots,     residual, combine,   nullptr};
+constexpr Kernels kTable = {peaks_of_tiles, at_least, screen,  apply_row, nullptr,
+                            dots,           residual, combine, nullptr};
 
 }  // namespace
 

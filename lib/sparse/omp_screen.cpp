@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "lib/core/aligned.hpp"
-#include "lib/sparse/dictionary.hpp"
 #include "lib/sparse/omp_kernels.hpp"
 
 namespace kvcodec {
@@ -35,10 +34,6 @@ constexpr double kFloatRounding = 0x1p-22;
 
 /// Tiles that are looked at because they could have the largest value, before all are gone through.
 constexpr size_t kFirstTiles = 2;
-
-/// An atom depends on others by a part of its own energy, which norms within kNormTolerance of 1 bring below 1; and a margin for rounding.
-constexpr double kLeastEnergy = 0.997;
-static_assert((1 - kNormTolerance) * (1 - kNormTolerance) > kLeastEnergy);
 
 /// From this many atoms per signal on, following all correlations in bytes takes longer than following few of them in words.
 constexpr size_t kLazyFrom = 96;
@@ -73,7 +68,7 @@ class DirectScreen final : public Screen {
  public:
   explicit DirectScreen(size_t stride) : peaks_(stride / kScreen) {}
 
-  void begin(float* start, double error, double) override { start_ = start, error_ = error; }
+  void begin(float* start, double error) override { start_ = start, error_ = error; }
   void exclude(uint32_t atom) override { start_[atom] = kLeftOut; }
   double look(std::span<const double>, double margin, std::vector<uint32_t>& candidates) override {
     kernels_.peaks(start_, peaks_.size() * kScreen, peaks_.data());
@@ -164,7 +159,7 @@ class LazyScreen final : public Screen {
   LazyScreen(const GramView& gram, size_t capacity)
       : gram_(gram), capacity_(capacity), tiles_(gram.stride / kScreen), panels_(gram, capacity) {}
 
-  void begin(float* start, double error, double) override {
+  void begin(float* start, double error) override {
     start_ = start;
     panels_.begin();
     std::ranges::fill(spread_, 0.0f);
@@ -194,7 +189,7 @@ class LazyScreen final : public Screen {
 
   void expect(uint32_t atom) const override { fetch(gram_.row(atom), gram_.stride * sizeof(int16_t)); }
 
-  void add(uint32_t atom, std::span<const double> x, std::span<const double>, double) override {
+  void add(uint32_t atom, std::span<const double> x) override {
     const size_t last = x.size() - 1;
     origin_[last] = 0;
     applied_[last] = static_cast<float>(x[last]);
@@ -305,7 +300,7 @@ class ByteScreen final : public Screen {
   ByteScreen(const GramView& gram, size_t capacity)
       : gram_(gram), origin_(capacity), high_((capacity + 3) / 4) {}
 
-  void begin(float* start, double error, double) override {
+  void begin(float* start, double error) override {
     start_ = start;
     magnitude_ = 0;
     full_ = 0;
@@ -319,7 +314,7 @@ class ByteScreen final : public Screen {
   }
   bool exact() const override { return start_error_ == 0; }
   void exclude(uint32_t atom) override { start_[atom] = kLeftOut; }
-  void add(uint32_t atom, std::span<const double> x, std::span<const double>, double) override {
+  void add(uint32_t atom, std::span<const double> x) override {
     ids_.push_back(atom);
     origin_[x.size() - 1] = 0;
   }
@@ -444,110 +439,10 @@ class ByteScreen final : public Screen {
   AlignedVector<float> unused_;
 };
 
-/// Screens by the error that would be left: order-recursive selection. Keeps for every atom its correlation c
-/// with the residual and its energy outside the span of those taken, a; c^2 / a is what taking it would gain.
-/// Both follow from the products p with the basis vector that a new atom brings: c -= z p, a -= p^2.
-class ErrorScreen final : public Screen {
- public:
-  ErrorScreen(const GramView& gram, size_t capacity)
-      : gram_(gram), tiles_(gram.stride / kScreen), panels_(gram, capacity), peaks_(tiles_) {
-    for (size_t i = 0; i < gram.atoms; ++i) energies_[i] = static_cast<float>(gram.energies[i]);
-  }
-
-  /// error includes the margin within which correlations count as equal.
-  void begin(float* start, double error, double norm) override {
-    correlations_ = start;
-    norm_ = norm;
-    correlation_error_ = error;
-    squared_errors_ = 0;
-    count_ = 0;
-    panels_.begin();
-    outside_ = energies_;
-    // Gains are bounds, which are not 0 where there is no atom.
-    std::fill(start + gram_.atoms, start + gram_.stride, kLeftOut);
-    panels_.set_weights({});
-    project(0);
-  }
-
-  void exclude(uint32_t atom) override {
-    correlations_[atom] = outside_[atom] = gains_[atom] = kLeftOut;
-    const size_t t = atom / kScreen;
-    kernels_.peaks(gains_.data() + t * kScreen, kScreen, &peaks_[t]);
-  }
-
-  void expect(uint32_t atom) const override { fetch(gram_.row(atom), gram_.stride * sizeof(int16_t)); }
-
-  void add(uint32_t atom, std::span<const double>, std::span<const double> basis, double along) override {
-    panels_.add(atom);
-    double magnitude = 0;
-    for (const double factor : basis) magnitude += std::abs(factor);
-    panels_.set_weights(basis);
-    // Products with a basis vector are at most 1 (and a margin for norms).
-    const double error = magnitude * (gram_.entry_error + kFloatRounding) + panels_.error() + kFloatRounding;
-    ++count_;
-    correlation_error_ += std::abs(along) * error + kFloatRounding * norm_;
-    squared_errors_ += error * error;
-    project(static_cast<float>(along));
-  }
-
-  double look(std::span<const double>, double, std::vector<uint32_t>& candidates) override {
-    candidates.clear();
-    const auto peak = std::ranges::max_element(peaks_);
-    if (!(*peak > 0)) return 0;
-    // The atom with the largest bound gains at least so much.
-    append_at_least(kernels_, gains_.data(), static_cast<size_t>(peak - peaks_.begin()) * kScreen, *peak,
-                    candidates);
-    double sure = 0;
-    for (const uint32_t atom : candidates) {
-      const double c = std::max(std::abs(double{correlations_[atom]}) - correlation_error_ * 1.001, 0.0);
-      sure = std::max(sure, c * c / (outside_[atom] + outside_error()));
-    }
-    candidates.clear();
-    const float limit = limit_of(sure);
-    for (size_t t = 0; t < tiles_; ++t)
-      if (peaks_[t] >= limit) append_at_least(kernels_, gains_.data(), t * kScreen, limit, candidates);
-    return std::sqrt(sure);
-  }
-
- private:
-  /// Bound of the error of outside_: | |p + e|^2 - |p|^2 | <= 2 |p| |e| + |e|^2, where |p|^2 <= 1, and a margin for norms.
-  double outside_error() const {
-    const double e = std::sqrt(squared_errors_);
-    return (2 + e) * e * 1.001 + static_cast<double>(count_ + 1) * kFloatRounding;
-  }
-
-  /// Brings correlations, energies and gains up to date with the weights set.
-  void project(float along) {
-    const omp_kernels::Projection projection{
-        .weights = panels_.weights(),
-        .pairs = panels_.pairs(),
-        .scale = panels_.scale(),
-        .along = along,
-        .correlation_error = static_cast<float>(correlation_error_ * 1.0001),
-        .outside_error = static_cast<float>(outside_error()),
-        .independent = static_cast<float>(kIndependentByError * kLeastEnergy)};
-    for (size_t t = 0; t < tiles_; ++t)
-      peaks_[t] = kernels_.project(projection, panels_.tile(t), &correlations_[t * kScreen],
-                                   &outside_[t * kScreen], &gains_[t * kScreen]);
-  }
-
-  const GramView gram_;
-  const Kernels& kernels_ = omp_kernels::best();
-  const size_t tiles_;
-  GramPanels panels_;
-  float* correlations_ = nullptr;
-  double norm_ = 0, correlation_error_ = 0, squared_errors_ = 0;
-  size_t count_ = 0;
-  AlignedVector<float> energies_ = AlignedVector<float>(gram_.stride, 1.0f);
-  AlignedVector<float> outside_ = energies_, gains_ = energies_;  // gains: upper bounds
-  std::vector<float> peaks_;
-};
-
 }  // namespace
 
-std::unique_ptr<Screen> make_screen(const GramView& gram, size_t capacity, bool by_error) {
+std::unique_ptr<Screen> make_screen(const GramView& gram, size_t capacity) {
   if (!gram.words) return std::make_unique<DirectScreen>(gram.stride);
-  if (by_error) return std::make_unique<ErrorScreen>(gram, capacity);
   if (gram.bytes && omp_kernels::best().screen_bytes && capacity < kLazyFrom)
     return std::make_unique<ByteScreen>(gram, capacity);
   return std::make_unique<LazyScreen>(gram, capacity);

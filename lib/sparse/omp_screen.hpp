@@ -14,10 +14,6 @@ namespace kvcodec {
 /// for norms that are a little above 1.
 inline constexpr double kWordUnit = 32000;
 
-/// The independence limit (omp_decisions.hpp) where the remaining error decides: among many equals, in a span that is nearly exhausted,
-/// atoms that lie nearly in the span of those taken may be chosen, and rounding errors grow with the inverse.
-inline constexpr double kIndependentByError = 1e-3;
-
 /// The Gram matrix as screens see it.
 struct GramView {
   const int16_t* words = nullptr;  ///< (atoms, stride), in units of 1 / kWordUnit; null: there is no matrix
@@ -25,29 +21,26 @@ struct GramView {
   size_t atoms = 0, stride = 0;
   const double* byte_units = nullptr;  ///< of each row of bytes
   const double* peaks = nullptr;       ///< largest |entry| of each row except for the diagonal
-  const double* energies = nullptr;    ///< the diagonal
   double entry_error = 0;              ///< bound of the words' distance from the products of atoms in float
 
   const int16_t* row(size_t atom) const { return words + atom * stride; }
 };
 
-/// Follows the correlations of all atoms with the residual of one signal, or the gains of all atoms.
+/// Follows the correlations of all atoms with the residual of one signal.
 class Screen {
  public:
   virtual ~Screen() = default;
 
-  /// start: the correlations of all atoms with a signal of that norm, within `error`; (stride), changed by the screen.
-  virtual void begin(float* start, double error, double norm) = 0;
+  /// start: the correlations of all atoms with a signal, within `error`; (stride), changed by the screen.
+  virtual void begin(float* start, double error) = 0;
   /// Leaves an atom out from now on.
   virtual void exclude(uint32_t atom) = 0;
   /// Fetches distant memory for an atom that may be added soon.
   virtual void expect(uint32_t /*atom*/) const {}
-  /// Takes a new atom, the last of those with coefficients x. basis: the atom's new basis vector, as
-  /// factors of the atoms taken; along: the coordinate of the signal.
-  virtual void add(uint32_t /*atom*/, std::span<const double> /*x*/, std::span<const double> /*basis*/,
-                   double /*along*/) {}
-  /// Finds the atoms that could have the largest correlation, or the largest gain, ascending; correlations that differ by less than twice
-  /// `margin` count as equal. Returns a lower bound of the largest correlation, or of the root of the largest gain.
+  /// Takes a new atom, the last of those with coefficients x.
+  virtual void add(uint32_t /*atom*/, std::span<const double> /*x*/) {}
+  /// Finds the atoms that could have the largest correlation, ascending; correlations that differ by less than twice
+  /// `margin` count as equal. Returns a lower bound of the largest correlation.
   virtual double look(std::span<const double> x, double margin, std::vector<uint32_t>& candidates) = 0;
   /// start now has the correlations of the residual at x, with no error.
   virtual void rebase(std::span<const double> /*x*/) {}
@@ -55,7 +48,7 @@ class Screen {
   virtual bool exact() const { return true; }
 };
 
-/// The fastest screen for pursuits of `capacity` atoms. by_error: atoms are chosen by their gain.
-std::unique_ptr<Screen> make_screen(const GramView& gram, size_t capacity, bool by_error);
+/// The fastest screen for pursuits of `capacity` atoms.
+std::unique_ptr<Screen> make_screen(const GramView& gram, size_t capacity);
 
 }  // namespace kvcodec

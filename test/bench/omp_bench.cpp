@@ -87,19 +87,14 @@ void measure_shape(const Shape& shape) {
     const bench::Times coding =
         bench::measure(kRepeats, [&] { codes = omp.encode(signals, options_of(shape)); });
     if (threads == 1) check_answer(atoms, signals, codes, shape.s);
-    OmpOptions by_error = options_of(shape);
-    by_error.selection = AtomSelection::ols;
-    SparseCodes better;
-    const bench::Times ordering = bench::measure(kRepeats, [&] { better = omp.encode(signals, by_error); });
     const bench::Times decoding =
         bench::measure(kRepeats, [&] { reconstructor.run(view_of(codes, offsets), out); });
     const auto count = static_cast<double>(shape.signals);
     fmt::print(
         "n {:4} m {:4} s {:3}  {} thread{}  {:>28} signals/s  nmse {:.4f}  gram {:.2f} s  reconstruction {} "
-        "GB/s  ols {} signals/s nmse {:.4f}\n",
+        "GB/s\n",
         shape.n, shape.m, shape.s, threads, threads == 1 ? " " : "s", bench::rate(coding, count, 1),
-        nmse_of(signals, codes), gram_seconds, bench::rate(decoding, count * double(shape.m) * 2, 1e9),
-        bench::rate(ordering, count, 1), nmse_of(signals, better));
+        nmse_of(signals, codes), gram_seconds, bench::rate(decoding, count * double(shape.m) * 2, 1e9));
   }
 }
 

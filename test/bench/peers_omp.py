@@ -40,13 +40,13 @@ def nmse(signals, atoms, codes):
 
 
 def kvcodec(program, shape):
-    """Signals per second and NMSE by selection and number of threads."""
+    """Signals per second by number of threads, and NMSE."""
     output = subprocess.run([program, "--shape", ",".join(map(str, shape))], check=True, capture_output=True, text=True).stdout
     number = r"([\d.]+) \([^)]*\)"
-    lines = re.findall(rf"(\d+) threads? +{number} signals/s  nmse ([\d.]+) .* ols +{number} signals/s nmse ([\d.]+)", output)
+    lines = re.findall(rf"(\d+) threads? +{number} signals/s  nmse ([\d.]+)", output)
     if [int(line[0]) for line in lines] != list(THREADS):
         raise SystemExit(f"peers_omp.py: {program} printed what is not understood:\n{output}")
-    return {int(threads): (float(rate), float(ols)) for threads, rate, _, ols, _ in lines}, (float(lines[0][2]), float(lines[0][4]))
+    return {int(threads): float(rate) for threads, rate, _ in lines}, float(lines[0][2])
 
 
 def spams_omp(signals, atoms, s, threads):
@@ -74,20 +74,18 @@ def main(program, folder):
         signals = np.fromfile(f"{folder}/{n}_{m}_{s}.signals.f32", np.float32).reshape(-1, m)
         d = np.asfortranarray(atoms.T)
         parts = [np.asfortranarray(signals[:count].T) for count in (len(signals) // 3, len(signals))]
-        ours, ols, theirs = ({t: [] for t in THREADS} for _ in range(3))
+        ours, theirs = ({t: [] for t in THREADS} for _ in range(2))
         for _ in range(ROUNDS):
             rates, error = kvcodec(program, shape)
             for threads in THREADS:
-                ours[threads].append(rates[threads][0])
-                ols[threads].append(rates[threads][1])
+                ours[threads].append(rates[threads])
                 theirs[threads].append(spams_rate(parts, d, s, threads))
         codes = spams_omp(parts[1], d, s, 2)
         if codes.nnz != s * len(signals):
             raise SystemExit(f"peers_omp.py: SPAMS took {codes.nnz} atoms, not {s} for each of {len(signals)} signals")
         their_error = nmse(signals, atoms, codes.toarray().T)
         for threads in THREADS:
-            show(shape, "kvcodec", threads, ours[threads], error[0])
-            show(shape, "with ols", threads, ols[threads], error[1])
+            show(shape, "kvcodec", threads, ours[threads], error)
             show(shape, "spams", threads, theirs[threads], their_error)
         wide = atoms.astype(np.float64)
         gram, some = wide @ wide.T, signals[:SKLEARN_SIGNALS].astype(np.float64)

@@ -191,7 +191,6 @@ TEST_CASE("device: pursuits that do not fit are refused") {
   };
   const auto as_it_is = [](OmpOptions&) {};
   CHECK(message(as_it_is).empty());
-  CHECK(message([](OmpOptions& o) { o.selection = AtomSelection::ols; }).find("CPU") != std::string::npos);
   CHECK(message([](OmpOptions& o) { o.sparsity = 11; }).find("10 values") != std::string::npos);
   CHECK(message(as_it_is, 9).find("width 10") != std::string::npos);
   CHECK(message(as_it_is, 10, INFINITY).find("signal 1 ") != std::string::npos);

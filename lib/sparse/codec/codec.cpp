@@ -15,7 +15,7 @@
 // is a sum of atoms likewise. Where many queries are asked at a time decoding costs less (straight_pays).
 //
 // Gram matrices. The larger the dictionary, the more rows it takes until they pay (Omp::gram_pays); until then, and for dictionaries beyond
-// kGramBytes, pursuit goes without. The bytes are the same. Selection ols cannot do without and refuses such dictionaries.
+// kGramBytes, pursuit goes without. The bytes are the same.
 #include "lib/codec/codec.hpp"
 
 #include <algorithm>
@@ -46,7 +46,6 @@ struct SparseOptions final : Options {
   int64_t sparsity = 0;  ///< the dictionary knows best what it was trained for
   double error_target = 0;
   CoefficientType coefficients = CoefficientType::i8;  ///< the paper's is f16: twice the bits for 0.04 dB
-  AtomSelection selection = AtomSelection::omp;        ///< the paper's
   /// The order that the paper keeps says nothing, and takes a quarter of the bits and more.
   bool sort_ids = true;
   double rounding_error = 0.01;  ///< half of it costs as many bits as a whole atom, which gains more
@@ -60,9 +59,6 @@ struct SparseOptions final : Options {
          &error_target, 0, 1},
         {"coefficients", "type of the coefficients; each signal has a scale of 8 bits, except with f16",
          &coefficients},
-        {"selection",
-         "the next atom: the one with the largest correlation (omp), or the one that lowers the error most (ols: a little better, slower)",
-         &selection},
         {"sort-ids",
          "keep the order in which a code's atoms were taken; by default ids are sorted, and their gaps and the coefficients are "
          "entropy-coded",
@@ -117,7 +113,7 @@ class SparseCodec final : public Codec {
     std::vector<float> gains(gained(shape.side) ? signals : 0);
     Matrix<float> values(signals, layout.signal_width());
     to_signals(side.normalization(), layout, shape.first_layer(), rows, values, gains);
-    const OmpOptions pursuit{options_.sparsity, options_.error_target, options_.selection};
+    const OmpOptions pursuit{options_.sparsity, options_.error_target};
     SparseCodes codes;
     std::shared_ptr<const Omp> omp;
     if (side.encode_on_device(values, pursuit, codes))

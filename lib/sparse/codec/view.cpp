@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "lib/core/checked.hpp"
+#include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"

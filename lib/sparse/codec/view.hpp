@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "lib/codec/document_view.hpp"
-#include "lib/core/error.hpp"
 #include "lib/core/lazy.hpp"
 #include "lib/core/view.hpp"
 #include "lib/engine/engine.hpp"
@@ -67,15 +66,8 @@ class SideCoder {
     signals_ += signals;
     if (with_gram_) return with_gram_;
     make_plain();
-    const uint64_t bytes = Omp::gram_bytes(plain_->atoms());
-    const bool needed = options.selection == AtomSelection::ols;
-    if (needed && bytes > kGramBytes)
-      throw usage_error(
-          "selection ols needs the inner products of all atoms, {} bytes for {} atoms; {} bytes (16384 atoms) is "
-          "the most: take selection omp",
-          bytes, plain_->atoms(), kGramBytes);
-    const bool pays = bytes <= kGramBytes && plain_->gram_pays(signals_, options.sparsity);
-    if (!pays && !needed) return plain_;
+    if (Omp::gram_bytes(plain_->atoms()) > kGramBytes || !plain_->gram_pays(signals_, options.sparsity))
+      return plain_;
     // A copy: other threads may still be coding with the present one.
     auto with_gram = std::make_shared<Omp>(*plain_);
     with_gram->build_gram();

@@ -292,9 +292,7 @@ void check_sparse(const SparseBook& book, const SparseSettings& settings, const 
         offset = std::max(offset, std::abs(double(original(t, c))) + std::abs(double(got(i, c))));
       }
       const auto s = static_cast<size_t>(book.options.sparsity);
-      const ReferenceCode reference = omp_reference(
-          dictionary.atoms, wanted.row(i), s, error_target,
-          settings.selection == "ols" ? ReferenceSelection::error : ReferenceSelection::correlation);
+      const ReferenceCode reference = omp_reference(dictionary.atoms, wanted.row(i), s, error_target);
       double rounding = 0x1p-25 * double(s) + 1e-6 * std::sqrt(energy);
       double largest = 0;
       for (const double coefficient : reference.coefficients)
@@ -318,15 +316,14 @@ CodecCase sparse_case(const SparseSettings& settings) {
   const auto book = std::make_shared<SparseBook>();  // the one made last: what decoded rows are held against
   return {
       .label = fmt::format("sparse, groups of {}, signal {}, normalize {}, center {}, target {}, atoms "
-                           "{}, coefficients {}, sorted {}, {}, scope {}",
+                           "{}, coefficients {}, sorted {}, scope {}",
                            settings.layer_group, settings.signal, settings.normalize, settings.center,
                            settings.error_target, settings.atom_type, settings.coefficients,
-                           settings.sort_ids, settings.selection, settings.dict_scope),
+                           settings.sort_ids, settings.dict_scope),
       .codec = "sparse",
       .options = {{"error-target", settings.error_target},
                   {"coefficients", settings.coefficients},
-                  {"sort-ids", settings.sort_ids},
-                  {"selection", settings.selection}},
+                  {"sort-ids", settings.sort_ids}},
       .check_error =
           [=](const GroupShape& shape, DType, MatrixView<const float> original,
               MatrixView<const float> decoded) { check_sparse(*book, settings, shape, original, decoded); },
@@ -858,7 +855,7 @@ std::vector<CodecCase> codec_table() {
       {.label = "none", .codec = "none", .options = {}},
       sparse_case({}),
       sparse_case({.layer_group = 2, .normalize = Normalize::none, .center = Center::none}),
-      sparse_case({.layer_group = 2, .normalize = Normalize::none, .selection = "ols"}),
+      sparse_case({.layer_group = 2, .normalize = Normalize::none}),
       sparse_case({.layer_group = 2, .normalize = Normalize::weights}),
       sparse_case({.layer_group = 2, .atom_type = AtomType::f32}),
       sparse_case({.signal = SignalUnit::head, .error_target = 0.7, .atom_type = AtomType::f32}),

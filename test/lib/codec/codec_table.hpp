@@ -65,7 +65,6 @@ struct SparseSettings {
   Normalize normalize = Normalize::layer;
   Center center = Center::channel;
   double error_target = 0;
-  std::string selection = "omp";
   AtomType atom_type = AtomType::i8;
   DictScope dict_scope = DictScope::global;
   std::string coefficients = "f16";

@@ -27,7 +27,7 @@ constexpr double kDependent = 1e-12;
 }  // namespace
 
 ReferenceCode omp_reference(MatrixView<const float> atoms, std::span<const float> signal, size_t sparsity,
-                            double error_target, ReferenceSelection selection) {
+                            double error_target) {
   const std::vector<double> y = widen_row(signal);
   const double energy = dot(y, y);
   ReferenceCode code;
@@ -36,9 +36,6 @@ ReferenceCode omp_reference(MatrixView<const float> atoms, std::span<const float
       triangle;               // Gram-Schmidt: atom j = sum over i <= j of triangle[j][i] basis[i]
   std::vector<double> along;  // coordinates of y in the basis
   std::vector<double> r = y;
-  std::vector<std::vector<double>> outside_parts;  // of all atoms, for selection by error
-  if (selection == ReferenceSelection::error)
-    for (size_t i = 0; i < atoms.rows(); ++i) outside_parts.push_back(widen_row(atoms.row(i)));
   while (code.ids.size() < sparsity) {
     // 1e-12: below it the residual is the rounding of double.
     const double floor = 1e-12;
@@ -47,12 +44,7 @@ ReferenceCode omp_reference(MatrixView<const float> atoms, std::span<const float
     size_t winner = atoms.rows();
     for (size_t i = 0; i < atoms.rows(); ++i) {
       if (out_of_play[i]) continue;
-      double value = std::abs(dot(atoms.row(i), std::span<const double>(r)));
-      if (selection == ReferenceSelection::error) {
-        const double left = dot(outside_parts[i], outside_parts[i]);
-        if (left <= kDependent * dot(atoms.row(i), atoms.row(i))) continue;
-        value /= std::sqrt(left);
-      }
+      const double value = std::abs(dot(atoms.row(i), std::span<const double>(r)));
       if (value > best) {
         second = best, best = value, winner = i;
       } else {
@@ -77,10 +69,6 @@ ReferenceCode omp_reference(MatrixView<const float> atoms, std::span<const float
     column.push_back(std::sqrt(outside));
     along.push_back(dot(q, y));
     for (size_t c = 0; c < r.size(); ++c) r[c] -= along.back() * q[c];
-    for (std::vector<double>& part : outside_parts) {
-      const double along_q = dot(part, q);
-      for (size_t c = 0; c < q.size(); ++c) part[c] -= along_q * q[c];
-    }
     basis.push_back(std::move(q));
     triangle.push_back(std::move(column));
     code.ids.push_back(static_cast<uint32_t>(winner));

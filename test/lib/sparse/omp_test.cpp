@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <numeric>
 
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
@@ -82,12 +81,6 @@ OmpOptions options_of(size_t sparsity, double target = 0) {
   return options;
 }
 
-OmpOptions ols_of(size_t sparsity, double target = 0) {
-  OmpOptions options = options_of(sparsity, target);
-  options.selection = AtomSelection::ols;
-  return options;
-}
-
 bool same(const SparseCodes& a, const SparseCodes& b) {
   const auto equal = [](const auto& x, const auto& y) {
     return x.size() == y.size() &&
@@ -109,9 +102,7 @@ struct Agreement {
       CAPTURE(i);
       const auto y = signals_in.row(i);
       const auto reference =
-          omp_reference(atoms, y, static_cast<size_t>(options.sparsity), options.error_target,
-                        options.selection == AtomSelection::ols ? ReferenceSelection::error
-                                                                : ReferenceSelection::correlation);
+          omp_reference(atoms, y, static_cast<size_t>(options.sparsity), options.error_target);
       const size_t count = codes.counts[i];
       std::vector<uint32_t> ids(codes.ids.row(i).begin(),
                                 codes.ids.row(i).begin() + static_cast<ptrdiff_t>(count));
@@ -172,7 +163,7 @@ TEST_CASE("OMP finds what the reference finds, with and without a Gram matrix") 
       {129, 64, 12, 33, 0.7, -1},  {300, 100, 20, 60, 0.9, -1}, {512, 128, 8, 60, 0, 0.05},
       {1000, 96, 24, 40, 0, 0.01}, {257, 50, 10, 40, 0.5, 0.1}, {600, 256, 32, 20, 0.3, -1},
   };
-  Agreement agreement, by_error;
+  Agreement agreement;
   for (const Case& c : cases) {
     CAPTURE(c.n);
     CAPTURE(c.m);
@@ -187,105 +178,9 @@ TEST_CASE("OMP finds what the reference finds, with and without a Gram matrix") 
     const SparseCodes gram = omp.encode(signals, options_of(c.s));
     CHECK(same(direct, gram));
     agreement.check(atoms, signals, options_of(c.s), gram);
-    const SparseCodes ols = omp.encode(signals, ols_of(c.s));
-    by_error.check(atoms, signals, ols_of(c.s), ols);
   }
-  MESSAGE("same atoms: " << agreement.same_atoms << ", ols " << by_error.same_atoms << " of "
-                         << agreement.signals);
+  MESSAGE("same atoms: " << agreement.same_atoms << " of " << agreement.signals);
   CHECK_GE(double(agreement.same_atoms), 0.99 * double(agreement.signals));
-  // The last atom of the 20 signals with as many atoms as values is a tie of all that are left.
-  CHECK_GE(double(by_error.same_atoms + 20), 0.99 * double(agreement.signals));
-}
-
-TEST_CASE("OLS takes the atom that lowers the error most: every choice against fits of all atoms") {
-  Rng rng(15);
-  for (const double common : {0.0, 0.6}) {
-    const size_t n = 30, m = 12, s = 6;
-    const Matrix<float> atoms = random_atoms(n, m, rng, common);
-    const Matrix<float> signals = gaussian(25, m, rng);
-    Omp omp(atoms);
-    omp.build_gram();
-    const SparseCodes codes = omp.encode(signals, ols_of(s));
-    for (size_t i = 0; i < signals.rows(); ++i) {
-      CAPTURE(i);
-      std::vector<uint32_t> taken;
-      for (size_t k = 0; k < codes.counts[i]; ++k) {
-        // The residual for each atom that could be next, by modified Gram-Schmidt with the atoms before it.
-        std::vector<double> left(n, std::numeric_limits<double>::infinity());
-        for (uint32_t atom = 0; atom < n; ++atom) {
-          if (std::find(taken.begin(), taken.end(), atom) != taken.end()) continue;
-          std::vector<uint32_t> all = taken;
-          all.push_back(atom);
-          std::vector<std::vector<double>> basis;
-          std::vector<double> r(signals.row(i).begin(), signals.row(i).end());
-          for (const uint32_t id : all) {
-            std::vector<double> q(atoms.row(id).begin(), atoms.row(id).end());
-            for (int pass = 0; pass < 2; ++pass)
-              for (const auto& b : basis) {
-                const double part = std::inner_product(q.begin(), q.end(), b.begin(), 0.0);
-                for (size_t c = 0; c < m; ++c) q[c] -= part * b[c];
-              }
-            const double length = std::sqrt(std::inner_product(q.begin(), q.end(), q.begin(), 0.0));
-            for (double& value : q) value /= length;
-            const double part = std::inner_product(q.begin(), q.end(), r.begin(), 0.0);
-            for (size_t c = 0; c < m; ++c) r[c] -= part * q[c];
-            basis.push_back(std::move(q));
-          }
-          left[atom] = std::sqrt(std::inner_product(r.begin(), r.end(), r.begin(), 0.0));
-        }
-        const uint32_t chosen = codes.ids(i, k);
-        CHECK_LE(left[chosen], *std::min_element(left.begin(), left.end()) + 1e-5 * norm(signals.row(i)));
-        taken.push_back(chosen);
-      }
-      CHECK_EQ(codes.counts[i], s);
-    }
-  }
-}
-
-TEST_CASE("OLS leaves less than OMP, on average") {
-  Rng rng(16);
-  for (const double common : {0.0, 0.7}) {
-    const Matrix<float> atoms = random_atoms(500, 64, rng, common);
-    const Matrix<float> signals = gaussian(200, 64, rng);
-    Omp omp(atoms);
-    omp.build_gram();
-    const SparseCodes plain = omp.encode(signals, options_of(16)), better = omp.encode(signals, ols_of(16));
-    double left = 0, left_better = 0;
-    for (size_t i = 0; i < signals.rows(); ++i) {
-      left += plain.residuals[i] * plain.residuals[i];
-      left_better += better.residuals[i] * better.residuals[i];
-      CHECK_LE(std::abs(residual_of(atoms, signals.row(i), better, i) - better.residuals[i]),
-               1e-6 * norm(signals.row(i)));
-    }
-    MESSAGE("error energy " << left_better / left << " of OMP's");
-    CHECK_LT(left_better, 0.99 * left);
-    // A target is met with fewer atoms.
-    const SparseCodes few = omp.encode(signals, ols_of(40, 0.3)),
-                      more = omp.encode(signals, options_of(40, 0.3));
-    CHECK_LE(std::accumulate(few.counts.begin(), few.counts.end(), 0u),
-             std::accumulate(more.counts.begin(), more.counts.end(), 0u));
-    for (size_t i = 0; i < signals.rows(); ++i)
-      CHECK_LE(few.residuals[i], 0.3 * norm(signals.row(i)) * (1 + 1e-3));
-  }
-}
-
-TEST_CASE("OLS with atoms that depend on each other, twice the same, or none at all") {
-  Rng rng(17);
-  const Matrix<float> atoms = three_of_each(random_atoms(40, 16, rng));
-  Matrix<float> signals = gaussian(20, 16, rng);
-  std::fill(signals.row(3).begin(), signals.row(3).end(), 0.0f);
-  Omp omp(atoms);
-  omp.build_gram();
-  const SparseCodes codes = omp.encode(signals, ols_of(16));
-  CHECK_EQ(codes.counts[3], 0);
-  for (size_t i = 0; i < signals.rows(); ++i) {
-    check_all_differ(codes, i);
-    CHECK_LE(codes.residuals[i], 1e-4 * norm(signals.row(i)));  // 16 independent atoms span everything
-  }
-  Omp flat(atoms_of_a_plane());
-  flat.build_gram();
-  const SparseCodes two = flat.encode(gaussian(10, 8, rng), ols_of(8));
-  for (size_t i = 0; i < 10; ++i) CHECK_LE(two.counts[i], 2);
 }
 
 TEST_CASE("OMP with a pursuit so long that tiles wait: they are looked at in time, at every SIMD level") {
@@ -313,7 +208,7 @@ TEST_CASE("OMP with a pursuit so long that tiles wait: they are looked at in tim
   }
 }
 
-TEST_CASE("OMP with many rounds, by correlation and by error") {
+TEST_CASE("OMP with many rounds") {
   Rng rng(18);
   for (const double common : {0.0, 0.5, 0.95}) {
     CAPTURE(common);
@@ -321,12 +216,10 @@ TEST_CASE("OMP with many rounds, by correlation and by error") {
     const Matrix<float> signals = gaussian(test::kSanitized ? 3 : 6, 96, rng);
     Omp omp(atoms);
     omp.build_gram();
-    for (const OmpOptions& options : {options_of(48), ols_of(48)}) {
-      const SparseCodes codes = omp.encode(signals, options);
-      Agreement agreement;
-      agreement.check(atoms, signals, options, codes);
-      if (options.selection == AtomSelection::omp) CHECK(same(codes, Omp(atoms).encode(signals, options)));
-    }
+    const SparseCodes codes = omp.encode(signals, options_of(48));
+    Agreement agreement;
+    agreement.check(atoms, signals, options_of(48), codes);
+    CHECK(same(codes, Omp(atoms).encode(signals, options_of(48))));
   }
 }
 
@@ -459,10 +352,9 @@ TEST_CASE("OMP gives the same bytes for any thread count and SIMD level") {
     OmpOptions options;
   };
   // 40 atoms: correlations of the signals in float.
-  for (const Form& form : {Form{false, options_of(15)}, Form{true, options_of(15)},
-                           Form{true, options_of(40)}, Form{true, ols_of(15)}}) {
+  for (const Form& form :
+       {Form{false, options_of(15)}, Form{true, options_of(15)}, Form{true, options_of(40)}}) {
     CAPTURE(form.gram);
-    CAPTURE(form.options.selection);
     SparseCodes first;
     for (const SimdLevel level : test::simd_levels()) {
       const test::AtLevel at(level);
@@ -490,8 +382,6 @@ TEST_CASE("OMP refuses what it cannot do") {
                        "sparsity is 9; signals have only 8 values", Error);
   CHECK_THROWS_AS(omp.encode(Matrix<float>(2, 7), options_of(3)), Error);
   CHECK_THROWS_AS(omp.encode(Matrix<float>(2, 8), options_of(3, 1.0)), Error);
-  CHECK_THROWS_WITH_AS(omp.encode(Matrix<float>(2, 8), ols_of(3)),
-                       "selection ols needs the Gram matrix, which is not there", Error);
   Matrix<float> signals(2, 8);
   signals(1, 4) = std::numeric_limits<float>::infinity();
   CHECK_THROWS_WITH_AS(omp.encode(signals, options_of(3)), "signal 1 has values that are not finite", Error);
@@ -584,9 +474,9 @@ void check_screening(const omp_kernels::Kernels& wide, size_t count, Rng& rng) {
   const auto panel = random_words(2 * count * k::kScreen), row = random_words(n);
   std::vector<uint32_t> weights(count);
   for (uint32_t& weight : weights) weight = static_cast<uint32_t>(rng.next());
-  const Matrix<float> random = gaussian(4, n, rng);
+  const Matrix<float> random = gaussian(3, n, rng);
   struct Arrays {
-    std::vector<float> start, values, spread, outside, gains, peaks, spreads, results;
+    std::vector<float> start, values, spread, peaks, spreads, results;
     uint32_t found = 0;
   };
   Arrays arrays[2];
@@ -596,12 +486,9 @@ void check_screening(const omp_kernels::Kernels& wide, size_t count, Rng& rng) {
     x.start.assign(random.row(0).begin(), random.row(0).end());
     x.values.assign(random.row(1).begin(), random.row(1).end());
     x.spread.assign(random.row(2).begin(), random.row(2).end());
-    x.outside.assign(random.row(3).begin(), random.row(3).end());
     for (float& value : x.spread) value *= value;
-    for (float& value : x.outside) value = std::abs(value);
     for (const size_t atom : {size_t{5}, size_t{200}})
-      x.start[atom] = x.values[atom] = x.spread[atom] = x.outside[atom] = std::nanf("");
-    x.gains.resize(n);
+      x.start[atom] = x.values[atom] = x.spread[atom] = std::nanf("");
     x.peaks.resize(tiles);
     x.spreads.resize(tiles);
     kernels.peaks(x.values.data(), n, x.peaks.data());
@@ -611,9 +498,6 @@ void check_screening(const omp_kernels::Kernels& wide, size_t count, Rng& rng) {
                       x.spreads.data());
     x.results.push_back(
         kernels.screen(x.start.data(), panel.data(), weights.data(), count, 1e-9f, x.values.data()));
-    const k::Projection projection{weights.data(), count, 1e-9f, 0.3f, 1e-3f, 0.1f, 0.3f};
-    x.results.push_back(
-        kernels.project(projection, panel.data(), x.start.data(), x.outside.data(), x.gains.data()));
   }
   CHECK(arrays[0].results == arrays[1].results);
   CHECK(arrays[0].peaks == arrays[1].peaks);
@@ -624,8 +508,6 @@ void check_screening(const omp_kernels::Kernels& wide, size_t count, Rng& rng) {
   CHECK(equal_but_nans(arrays[0].start, arrays[1].start, 2));
   CHECK(equal_but_nans(arrays[0].values, arrays[1].values, 2));
   CHECK(equal_but_nans(arrays[0].spread, arrays[1].spread, 2));
-  CHECK(equal_but_nans(arrays[0].outside, arrays[1].outside, 2));
-  CHECK(equal_but_nans(arrays[0].gains, arrays[1].gains, 1));
   if (count > 0) CHECK_NE(arrays[0].values[0], arrays[0].start[0]);
 
   if (!wide.screen_bytes) return;

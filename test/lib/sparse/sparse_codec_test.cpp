@@ -260,19 +260,6 @@ TEST_CASE("sparse: what does not fit together is refused") {
   CHECK(message_of([&] {
           entry.make(*entry.make_options(), context);
         }).starts_with("codec sparse needs a dictionary"));
-  // One atom more than the maximum number whose inner products fit.
-  const SparseBook large = random_book(1, 1, 1, 8, 16385, 2);
-  const Book large_book = to_book(large);
-  CodecContext large_context = context_of(large);
-  large_context.book = &large_book;
-  const auto by_error = entry.make_options();
-  set_value(by_error->fields()[3], std::string("ols"));
-  const auto large_codec = entry.make(*by_error, large_context);
-  const GroupShape shape = usual_group(0, 1, 1, 8);
-  Encoded encoded(large_codec->streams(shape));
-  CHECK(message_of([&] {
-          large_codec->append(shape, gaussian(2, 8, 1), encoded.add_document());
-        }).starts_with("selection ols needs the inner products of all atoms"));
   const SparseBook tiny = random_book(1, 1, 1, 1, 8, 1);
   const Book tiny_book = to_book(tiny);
   CHECK(message_of([&] {

@@ -52,7 +52,6 @@ same train-dict data/kv.h5 $training --optimizer gradient --atom-type f32
 same_with_auto train-dict data/kv.h5 $training --start kmeans
 mv cuda.h5 trained.h5
 same train-dict data/kv.h5 --resume trained.h5 --steps 6
-same encode small.h5 --codec sparse --preset paper --no-pack --book dict.h5 --selection ols --sparsity 2
 same encode small.h5 --codec sparse --preset paper --no-pack --book dict.h5 --error-target 0.5 --coefficients i8
 
 # Sums of attention run in another order; the difference is rounding.

@@ -34,15 +34,15 @@ for file in firsts firsts-sorted firsts-plain; do
   kvcodec eval-recon firsts-kv.h5 $file-kv.h5 | grep ^all | sed "s/^all/$file:/" | tr -s ' '
 done
 
-# The other way to choose atoms, over atoms in f32.
-kvcodec encode data/kv.h5 --codec sparse --preset paper --no-pack --book f32-dict.h5 --selection ols --coefficients i4 --sort-ids -o ols.h5 >/dev/null
-kvcodec info ols.h5 | grep ^parameters
-kvcodec decode ols.h5 --book f32-dict.h5 -o ols-kv.h5 --json | grep '"tokens"'
+# Coefficients in four bits, over atoms in f32.
+kvcodec encode data/kv.h5 --codec sparse --preset paper --no-pack --book f32-dict.h5 --coefficients i4 --sort-ids -o f32-i4.h5 >/dev/null
+kvcodec info f32-i4.h5 | grep ^parameters
+kvcodec decode f32-i4.h5 --book f32-dict.h5 -o f32-i4-kv.h5 --json | grep '"tokens"'
 
 set +e
 refused pack-indices i8.h5 --unpack --sorted -o x.h5
 refused pack-indices data/kivi.h5 --sorted -o x.h5
-parameters='{"sparsity": 4, "error-target": 0.0, "coefficients": "i8", "selection": "omp", "sort-ids": true, "sink": 0, "atoms": 64, "signals": 1, "per-head": false}'
+parameters='{"sparsity": 4, "error-target": 0.0, "coefficients": "i8", "sort-ids": true, "sink": 0, "atoms": 64, "signals": 1, "per-head": false}'
 damaged() {
   cp ${3:-i8}-sorted.h5 bad.h5
   damage bad.h5 attribute / parameters "$(echo "$parameters" | sed "s/$1/$2/; s/i8/${3:-i8}/")"
