@@ -80,14 +80,9 @@ void OmpDictionary::build_gram(const Stream& stream) {
 }
 
 void OmpBatches::check(const OmpDictionary& dictionary, const OmpOptions& options) {
-  options.check();
-  const auto s = static_cast<size_t>(options.sparsity);
-  if (s > dictionary.device().width)
-    throw usage_error("sparsity is {}; signals have only {} values", s, dictionary.device().width);
-  if (s > dictionary.device().count)
-    throw usage_error("sparsity is {}; the dictionary has only {} atoms", s, dictionary.device().count);
-  if (s > kOmpMaxTaken)
-    throw usage_error("sparsity is {}; a device takes up to {}, the CPU any", s, kOmpMaxTaken);
+  options.check(dictionary.device().width, dictionary.device().count);
+  if (options.sparsity > int64_t{kOmpMaxTaken})
+    throw usage_error("sparsity is {}; a device takes up to {}, the CPU any", options.sparsity, kOmpMaxTaken);
 }
 
 bool gram_pays(const OmpDictionary& dictionary, uint64_t signals, int64_t s) {

@@ -202,17 +202,12 @@ class OmpBlock {
     if (p.left <= doubt_ * p.energy) p.left = exact_energy(p);
     if (p.left <= std::max(target_, kNoise * kNoise) * p.energy) return false;
     for (;;) {
-      const int64_t atom = select(p);
-      if (atom < 0) return false;
-      exclude(p, static_cast<uint32_t>(atom));
-      if (add(p, static_cast<uint32_t>(atom))) return true;
+      const int64_t best = select(p);
+      if (best < 0) return false;
+      const auto atom = static_cast<uint32_t>(best);
+      p.excluded.push_back(atom), screen_->exclude(atom);  // taken or refused
+      if (add(p, atom)) return true;
     }
-  }
-
-  /// Leaves an atom out, taken or refused.
-  void exclude(Pursuit& p, uint32_t atom) {
-    p.excluded.push_back(atom);
-    screen_->exclude(atom);
   }
 
   void exclude_again(Pursuit& p) const {
@@ -352,8 +347,11 @@ class OmpBlock {
   std::vector<const float*> candidate_rows_;
 };
 
-void OmpOptions::check() const {
+void OmpOptions::check(size_t width, size_t atoms) const {
   if (!(error_target < 1)) throw usage_error("error-target is {}; it must be below 1", error_target);
+  const auto s = as_size(sparsity);
+  if (s > width) throw usage_error("sparsity is {}; signals have only {} values", s, width);
+  if (s > atoms) throw usage_error("sparsity is {}; the dictionary has only {} atoms", s, atoms);
 }
 
 void Omp::assign(MatrixView<const float> atoms) {
@@ -452,12 +450,10 @@ bool Omp::gram_pays(uint64_t signals, int64_t s) const {
 }
 
 SparseCodes Omp::encode(MatrixView<const float> signals, const OmpOptions& options) const {
-  options.check();
+  options.check(width_, atoms_);
   if (signals.cols() != width_)
     throw failed("signals of {} values do not fit a dictionary of width {}", signals.cols(), width_);
   const auto s = as_size(options.sparsity);
-  if (s > width_) throw usage_error("sparsity is {}; signals have only {} values", s, width_);
-  if (s > atoms_) throw usage_error("sparsity is {}; the dictionary has only {} atoms", s, atoms_);
   const size_t count = signals.rows();
   SparseCodes codes{{count, s}, {count, s}, std::vector<uint32_t>(count), std::vector<double>(count)};
   std::vector<std::unique_ptr<OmpBlock>> blocks(as_size(num_threads()));

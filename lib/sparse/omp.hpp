@@ -32,8 +32,8 @@ struct OmpOptions {
   /// Pursuit stops at |y - D x| <= error_target * |y|; 0 = it takes `sparsity` atoms whatever the error.
   double error_target = 0;
 
-  /// Throws Error(usage) for an error target of 1 or more.
-  void check() const;
+  /// Throws Error(usage) for an error target of 1 or more, and for more atoms per signal than it has values or there are.
+  void check(size_t width, size_t atoms) const;
 };
 
 /// The codes of a batch of signals. Row i of ids and coefficients holds counts[i] pairs in the order of their selection, then zeros.

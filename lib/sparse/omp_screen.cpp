@@ -87,68 +87,6 @@ class DirectScreen final : public Screen {
   std::vector<float> peaks_;
 };
 
-/// The words of the Gram matrix's rows of the atoms taken, in panels, [tiles][rows][kScreen], so that one
-/// tile of all rows lies together; and weighted sums over the rows in integers.
-class GramPanels {
- public:
-  GramPanels(const GramView& gram, size_t capacity)
-      : gram_(gram),
-        // An odd number of lines, so that tiles do not compete for the same places of a cache.
-        tile_size_(((capacity + 1) / 2 * 2 + 1) * kScreen),
-        peaks_(capacity),
-        panels_(gram.stride / kScreen * tile_size_),
-        weights_((capacity + 1) / 2) {}
-
-  void begin() { count_ = 0, sum_of_peaks_ = 0; }
-
-  void add(uint32_t atom) {
-    const int16_t* row = gram_.row(atom);
-    for (size_t t = 0; t < gram_.stride / kScreen; ++t)
-      std::memcpy(&panels_[t * tile_size_ + count_ * kScreen], row + t * kScreen, kScreen * sizeof(int16_t));
-    peaks_[count_++] = gram_.peaks[atom];
-    sum_of_peaks_ += gram_.peaks[atom];
-  }
-
-  const int16_t* tile(size_t t) const { return panels_.data() + t * tile_size_; }
-
-  /// Weights in 16 bits for factors, one per row: scale() times the sum is within error() of the sum with the
-  /// factors, for all atoms that are not in a panel themselves.
-  void set_weights(std::span<const double> factors) {
-    double largest = 0, magnitude = 0;  // magnitude: bound of the sums
-    for (size_t i = 0; i < count_; ++i) {
-      largest = std::max(largest, std::abs(factors[i]));
-      magnitude += std::abs(factors[i]) * peaks_[i];
-    }
-    // Roundings of the weights add half of each row's peak to a sum.
-    const double bound = kSumUnit - 0.5 * sum_of_peaks_;
-    const double step =
-        std::max({largest / kWordWeight, magnitude / bound, std::numeric_limits<double>::min()});
-    const double inverse = largest > 0 ? 1 / step : 0;
-    std::fill_n(weights_.begin(), pairs(), 0u);
-    for (size_t i = 0; i < count_; ++i) {
-      const auto weight = static_cast<int16_t>(std::nearbyint(factors[i] * inverse));
-      weights_[i / 2] |= uint32_t{static_cast<uint16_t>(weight)} << (16 * (i % 2));
-    }
-    scale_ = static_cast<float>(step / kWordUnit);
-    error_ = 0.5 * step * sum_of_peaks_ + kFloatRounding * magnitude;
-  }
-  const uint32_t* weights() const { return weights_.data(); }
-  size_t pairs() const { return (count_ + 1) / 2; }
-  float scale() const { return scale_; }
-  double error() const { return error_; }
-
- private:
-  const GramView gram_;
-  const size_t tile_size_;  // words
-  size_t count_ = 0;
-  double sum_of_peaks_ = 0;
-  std::vector<double> peaks_;  // of the rows
-  AlignedVector<int16_t> panels_;
-  std::vector<uint32_t> weights_;
-  float scale_ = 0;
-  double error_ = 0;
-};
-
 /// Looks at few atoms: for long pursuits. The correlations are those with the signal less sum over the atoms taken of x(i) G(i, j). The
 /// values of a tile of atoms follow each new atom at once, with the coefficient that it begins with; what coefficients have changed since
 /// is put right later and by tiles, in the order of how large the correlations of a tile could be: by Cauchy and Schwarz a change of the
@@ -157,11 +95,11 @@ class GramPanels {
 class LazyScreen final : public Screen {
  public:
   LazyScreen(const GramView& gram, size_t capacity)
-      : gram_(gram), capacity_(capacity), tiles_(gram.stride / kScreen), panels_(gram, capacity) {}
+      : gram_(gram), capacity_(capacity), tiles_(gram.stride / kScreen) {}
 
   void begin(float* start, double error) override {
     start_ = start;
-    panels_.begin();
+    sum_of_row_peaks_ = 0;
     std::ranges::fill(spread_, 0.0f);
     std::ranges::fill(spreads_, 0.0f);
     rebase({});
@@ -197,7 +135,11 @@ class LazyScreen final : public Screen {
     kernels_.apply_row({gram_.row(atom), gram_.stride, static_cast<float>(applied_[last] / kWordUnit),
                         static_cast<float>(1 / kWordUnit)},
                        values_.data(), spread_.data(), peaks_.data(), spreads_.data());
-    panels_.add(atom);
+    const int16_t* row = gram_.row(atom);
+    for (size_t t = 0; t < tiles_; ++t)
+      std::memcpy(&panels_[t * panel_ + last * kScreen], row + t * kScreen, kScreen * sizeof(int16_t));
+    row_peaks_[last] = gram_.peaks[atom];
+    sum_of_row_peaks_ += gram_.peaks[atom];
   }
 
   double look(std::span<const double> x, double margin, std::vector<uint32_t>& candidates) override {
@@ -207,11 +149,11 @@ class LazyScreen final : public Screen {
       changes_[i] = x[i] - origin_[i];
       moved += std::abs(changes_[i]);
     }
-    panels_.set_weights(changes_);
+    set_weights(x.size());
     // The error of any value, wherever it comes from: the start, the words, and roundings of what was subtracted one after the other.
     const double common = margin + start_error_ + moved * gram_.entry_error +
                           static_cast<double>(x.size() + 1) * kFloatRounding * magnitude_;
-    const double error = common + panels_.error();
+    const double error = common + weights_error_;
     float best = 0;  // of tiles that are up to date
     fresh_.clear();
     std::fill_n(distances_.begin(), round + 1, -1.0f);
@@ -261,12 +203,34 @@ class LazyScreen final : public Screen {
     return static_cast<float>(1.0001 * std::sqrt(sum));
   }
 
+  /// Weights in 16 bits for the changes of so many coefficients: scale_ times the sum of weighted rows is within weights_error_ of the sum
+  /// with the changes, for all atoms that are not in a panel themselves.
+  void set_weights(size_t count) {
+    double largest = 0, magnitude = 0;  // magnitude: bound of the sums
+    for (size_t i = 0; i < count; ++i) {
+      largest = std::max(largest, std::abs(changes_[i]));
+      magnitude += std::abs(changes_[i]) * row_peaks_[i];
+    }
+    // Roundings of the weights add half of each row's peak to a sum.
+    const double bound = kSumUnit - 0.5 * sum_of_row_peaks_;
+    const double step =
+        std::max({largest / kWordWeight, magnitude / bound, std::numeric_limits<double>::min()});
+    const double inverse = largest > 0 ? 1 / step : 0;
+    std::fill_n(weights_.begin(), (count + 1) / 2, 0u);
+    for (size_t i = 0; i < count; ++i) {
+      const auto weight = static_cast<int16_t>(std::nearbyint(changes_[i] * inverse));
+      weights_[i / 2] |= uint32_t{static_cast<uint16_t>(weight)} << (16 * (i % 2));
+    }
+    scale_ = static_cast<float>(step / kWordUnit);
+    weights_error_ = 0.5 * step * sum_of_row_peaks_ + kFloatRounding * magnitude;
+  }
+
   /// Brings a tile up to date. Returns its largest value.
   float look_at(size_t tile, uint32_t round) {
-    peaks_[tile] = kernels_.screen(start_ + tile * kScreen, panels_.tile(tile), panels_.weights(),
-                                   panels_.pairs(), panels_.scale(), values_.data() + tile * kScreen);
+    peaks_[tile] = kernels_.screen(start_ + tile * kScreen, &panels_[tile * panel_], weights_.data(),
+                                   (round + 1) / 2, scale_, values_.data() + tile * kScreen);
     rounds_[tile] = round;
-    errors_[tile] = static_cast<float>(1.0001 * panels_.error());
+    errors_[tile] = static_cast<float>(1.0001 * weights_error_);
     bounds_[tile] = -1;
     fresh_.push_back(tile);
     return peaks_[tile];
@@ -275,7 +239,14 @@ class LazyScreen final : public Screen {
   const GramView gram_;
   const Kernels& kernels_ = omp_kernels::best();
   const size_t capacity_, tiles_;
-  GramPanels panels_;
+  /// Words of a panel: an odd number of lines, so that tiles do not compete for the same places of a cache.
+  const size_t panel_ = ((capacity_ + 1) / 2 * 2 + 1) * kScreen;
+  /// The words of the Gram matrix's rows of the atoms taken, [tiles][rows][kScreen], so that one tile of all rows lies together.
+  AlignedVector<int16_t> panels_ = AlignedVector<int16_t>(tiles_ * panel_);
+  std::vector<double> row_peaks_ = std::vector<double>(capacity_);
+  double sum_of_row_peaks_ = 0, weights_error_ = 0;
+  std::vector<uint32_t> weights_ = std::vector<uint32_t>((capacity_ + 1) / 2);  // of two rows each
+  float scale_ = 0;                                                             // of the weighted sums
   float* start_ = nullptr;
   double start_error_ = 0;
   double magnitude_ = 0;                                        // bound of what values are made of

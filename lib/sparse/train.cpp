@@ -602,9 +602,7 @@ void train_dictionary(const SignalSource& source, const TrainOptions& options, D
                       TrainState& state, const Progress& progress, const TrainHelp& help) {
   options.check();
   if (help.engine && help.team.size() > 1) throw failed("steps of {} ranks by an engine", help.team.size());
-  const size_t width = source.layout().signal_width();
-  if (as_size(options.sparsity) > width)
-    throw usage_error("sparsity is {}; signals have only {} values", options.sparsity, width);
+  OmpOptions{.sparsity = options.sparsity}.check(source.layout().signal_width(), as_size(options.atoms));
   Trainer(source, options, dictionary, state, help).run(progress);
 }
 

@@ -228,13 +228,12 @@ class SparseCodec final : public Codec {
   mutable std::list<SideCoder*> with_gram_;  // the one used last in front
 };
 
-/// Refuses codes that are larger than the signals themselves at 16 bits.
+/// Refuses options of no pursuit, and codes that are larger than the signals themselves at 16 bits.
 void check_size(const SparseOptions& options, const SparseBook& book) {
   size_t width = book.layout().signal_width();
   for (const Side side : book.sides()) width = std::min(width, book.layout(side).signal_width());
   const auto s = static_cast<uint64_t>(options.sparsity), n = static_cast<uint64_t>(book.options.atoms);
-  if (s > width) throw usage_error("sparsity is {}; signals have only {} values", s, width);
-  if (s > n) throw usage_error("sparsity is {}; the dictionary has only {} atoms", s, n);
+  OmpOptions{options.sparsity, options.error_target}.check(width, n);
   const CoefficientType type = options.coefficients;
   uint64_t extra = scale_bits(type);
   if (options.error_target > 0) extra += options.sparsity < 256 ? 8 : 16;
@@ -261,7 +260,6 @@ std::unique_ptr<Codec> make(const Options& options, const CodecContext& context)
                     context.head_dim);
   SparseOptions chosen = dynamic_cast<const SparseOptions&>(options);
   if (chosen.sparsity == 0) chosen.sparsity = book.options.sparsity;
-  OmpOptions{.error_target = chosen.error_target}.check();
   check_size(chosen, book);
   const int64_t sink = chosen.sink;
   return keep_first_tokens(std::make_unique<SparseCodec>(chosen, std::move(book), context.engine), sink,

@@ -64,37 +64,35 @@ class SideCoder {
   std::shared_ptr<const Omp> omp_for(uint64_t signals, const OmpOptions& options) {
     const std::lock_guard lock(mutex_);
     signals_ += signals;
-    if (with_gram_) return with_gram_;
-    make_plain();
-    if (Omp::gram_bytes(plain_->atoms()) > kGramBytes || !plain_->gram_pays(signals_, options.sparsity))
-      return plain_;
+    const Omp& present = *any();
+    if (present.has_gram() || Omp::gram_bytes(present.atoms()) > kGramBytes ||
+        !present.gram_pays(signals_, options.sparsity))
+      return omp_;
     // A copy: other threads may still be coding with the present one.
-    auto with_gram = std::make_shared<Omp>(*plain_);
+    auto with_gram = std::make_shared<Omp>(present);
     with_gram->build_gram();
-    plain_ = nullptr;
-    return with_gram_ = std::move(with_gram);
+    return omp_ = std::move(with_gram);
   }
 
   /// For inner products of its atoms.
   std::shared_ptr<const Omp> any_omp() {
     const std::lock_guard lock(mutex_);
-    if (with_gram_) return with_gram_;
-    make_plain();
-    return plain_;
+    return any();
   }
 
   /// Gives up the Gram matrix; its memory is freed when the last thread that codes with it is done.
   void drop_gram() {
     const std::lock_guard lock(mutex_);
-    with_gram_ = nullptr;
+    omp_ = nullptr;
     signals_ = 0;  // until as many come again, building it anew costs more than it saves
   }
 
  private:
-  void make_plain() {
-    if (plain_) return;
-    plain_ = in_bytes() ? std::make_shared<const Omp>(floats_of(dictionary_.bytes))
+  const std::shared_ptr<const Omp>& any() {
+    if (!omp_)
+      omp_ = in_bytes() ? std::make_shared<const Omp>(floats_of(dictionary_.bytes))
                         : std::make_shared<const Omp>(dictionary_.atoms);
+    return omp_;
   }
 
   /// The device's function; empty if there is none.
@@ -109,7 +107,7 @@ class SideCoder {
   Lazy<Matrix<float>> levels_;
   std::mutex mutex_;
   uint64_t signals_ = 0;  // coded so far
-  std::shared_ptr<const Omp> plain_, with_gram_;
+  std::shared_ptr<const Omp> omp_;
   Reconstructor reconstructor_;
   Dictionary dictionary_;  // without floats of atoms that are kept in bytes
 };
