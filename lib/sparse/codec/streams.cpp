@@ -114,9 +114,8 @@ std::vector<std::string_view> SparseForm::part_streams() const {
 
 SparseForm SparseForm::of(const Record& parameters, std::span<const StreamSpec> streams) {
   const auto find = [&](std::string_view name) -> const StreamSpec* {
-    for (const StreamSpec& spec : streams)
-      if (spec.name == name) return &spec;
-    return nullptr;
+    const auto found = std::ranges::find(streams, name, &StreamSpec::name);
+    return found == streams.end() ? nullptr : &*found;
   };
   const auto positive = [&](std::string_view name, uint64_t limit) {
     const int64_t value = parameters.get_int(name);
