@@ -28,8 +28,8 @@
 //      namespaces stand for scalar (lib/core/variants.hpp).
 //   5. A test runs every level (test/lib/simd_levels.hpp) over sizes and misalignments against scalar.
 // A variant stays only where a whole command, or a call of the installed library that users make, takes a tenth less time by it. Intrinsics
-// in a sibling file instead of a body stay where levels differ in algorithm and not only in width: rANS, unpacking, the scan of sign codes,
-// sums over atoms of 8 bits, screening by bytes, compression of lanes (nearest).
+// in a sibling file instead of a body stay where levels differ in algorithm and not only in width: rANS, unpacking, sums over atoms of 8
+// bits, screening by bytes, compression of lanes (nearest).
 // A wide file includes only <immintrin.h>, C headers, vectors.hpp, its kernels header and body, and what it defines stands in an unnamed
 // namespace: a shared inline function or template (std::span, half.hpp) could be emitted with wide instructions here, and the linker may
 // take that copy for every file, on machines without them too.

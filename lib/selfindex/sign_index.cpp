@@ -5,25 +5,24 @@
 #include <limits>
 
 #include "lib/core/checked.hpp"
-#include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/parallel.hpp"
-#include "lib/selfindex/sign_kernels.hpp"
 
 namespace kvcodec {
 
-using sign_kernels::kBlock;
-
-void sign_kernels::scalar::scores(const Codes& codes, const float* table, float* out) {
-  for (size_t block = 0; block < codes.blocks; ++block)
-    for (size_t t = 0; t < kBlock; ++t) {
-      float sum = 0;
-      for (size_t group = 0; group < codes.groups; ++group) {
-        const uint8_t byte = codes.bytes[(block * codes.row_bytes + group / 2) * kBlock + t];
-        sum += table[16 * group + (group % 2 == 0 ? byte >> 4 : byte & 15)];
-      }
-      *out++ = sum;
+/// The scores of the 32 tokens of each block, padding included, by a table [group][16]; row_bytes: of a token.
+static void score_blocks(std::span<const uint8_t> bytes, size_t row_bytes, std::span<const float> table,
+                         float* out) {
+  for (size_t first = 0; first < bytes.size(); first += row_bytes * kSignBlock, out += kSignBlock) {
+    float sums[kSignBlock] = {};
+    for (size_t group = 0; group < table.size() / kSignCodes; ++group) {
+      const uint8_t* of_group = bytes.data() + first + group / 2 * kSignBlock;
+      const float* entries = table.data() + group * kSignCodes;
+      const int shift = group % 2 == 0 ? 4 : 0;
+      for (size_t t = 0; t < kSignBlock; ++t) sums[t] += entries[of_group[t] >> shift & 15];
     }
+    std::ranges::copy(sums, out);
+  }
 }
 
 SignTable::SignTable(const SignCodebook& codebook, std::span<const float> query)
@@ -53,11 +52,11 @@ void SignIndex::append(MatrixView<const uint8_t> codes) {
                  row_bytes_);
   const size_t total = checked_add(tokens_, codes.rows());
   if (total > (uint64_t{1} << 32)) throw failed("{} tokens in one index: ids have 32 bits", total);
-  bytes_.resize(checked_mul(round_up(total, size_t{kBlock}), row_bytes_));
+  bytes_.resize(checked_mul(round_up(total, kSignBlock), row_bytes_));
   for (size_t i = 0; i < codes.rows(); ++i) {
     const size_t token = tokens_ + i;
     for (size_t b = 0; b < row_bytes_; ++b)
-      bytes_[(token / kBlock * row_bytes_ + b) * kBlock + token % kBlock] = codes(i, b);
+      bytes_[(token / kSignBlock * row_bytes_ + b) * kSignBlock + token % kSignBlock] = codes(i, b);
   }
   tokens_ = total;
 }
@@ -66,19 +65,18 @@ void SignIndex::scores(const SignTable& table, std::span<float> out) const {
   if (table.groups() * kSignGroup != dims_)
     throw failed("a table of {} groups does not fit keys of {} dimensions", table.groups(), dims_);
   if (out.size() != tokens_) throw failed("{} scores do not fit {} tokens", out.size(), tokens_);
-  const auto kernel = pick(sign_kernels::scalar::scores, sign_kernels::avx2::scores);
   constexpr size_t kScoredTogether = 512;  // blocks that a thread scores at a time
-  parallel_for((tokens_ + kBlock - 1) / kBlock, kScoredTogether, [&](size_t begin, size_t end, int) {
+  parallel_for((tokens_ + kSignBlock - 1) / kSignBlock, kScoredTogether, [&](size_t begin, size_t end, int) {
     const auto score = [&](size_t first, size_t count, float* to) {
-      kernel({bytes_.data() + first * kBlock * row_bytes_, count, row_bytes_, table.groups()},
-             table.exact().data(), to);
+      const size_t block = kSignBlock * row_bytes_;
+      score_blocks(std::span(bytes_).subspan(first * block, count * block), row_bytes_, table.exact(), to);
     };
-    const size_t whole = std::min(end, tokens_ / kBlock);
-    score(begin, whole - begin, out.data() + begin * kBlock);
+    const size_t whole = std::min(end, tokens_ / kSignBlock);
+    score(begin, whole - begin, out.data() + begin * kSignBlock);
     if (whole == end) return;
-    float last[kBlock];
+    float last[kSignBlock];
     score(whole, 1, last);
-    std::copy_n(last, tokens_ % kBlock, out.data() + whole * kBlock);
+    std::copy_n(last, tokens_ % kSignBlock, out.data() + whole * kSignBlock);
   });
 }
 

@@ -1,7 +1,7 @@
 // Scores directly from sign codes: the compressed key is its own index (Self-Indexing KVCache, "Compressed-Domain Top-k
 // Retrieval", figure 3 and equation 8). A query's table has for each group g and code c the product of the query's group
 // g with centroid c; the score of a key is the sum over its groups of the entries of its codes, which is the product of
-// the query with the key's centroids. The result is the same for any thread count and SIMD level.
+// the query with the key's centroids. The result is the same for any thread count.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +16,10 @@
 #include "lib/selfindex/sign_codes.hpp"
 
 namespace kvcodec {
+
+/// Tokens that are scored together. So neighbouring ones are looked up side by side in one table of 16 entries (as
+/// Andre, Kermarrec and Le Scouarnec, "Quicker ADC", do).
+inline constexpr size_t kSignBlock = 32;
 
 /// The look-up table of one query.
 class SignTable {
@@ -50,7 +54,7 @@ class SignIndex {
 
  private:
   size_t dims_, row_bytes_, tokens_ = 0;
-  AlignedVector<uint8_t> bytes_;  // whole blocks, in the layout of sign_kernels.hpp
+  AlignedVector<uint8_t> bytes_;  // [block][byte][token of the block], the last block filled up with zeros
 };
 
 // Functions of a device that computes codebooks and indices of sign codes. Threads may share them. Results are those of the CPU, bit for bit.
