@@ -730,7 +730,7 @@ __global__ void __launch_bounds__(kOuterRows* kWarp) outer_sums(OuterSums all) {
   if (i >= all.n || j >= all.m) return;
   double sum = 0;
   for (unsigned e = 0; e < all.count; ++e)
-    sum += all.rows[size_t{e} * all.n + i] * all.weights[e] * all.others[size_t{e} * all.m + j];
+    sum += all.rows[size_t{e} * all.n + i] * all.others[size_t{e} * all.m + j];
   all.out[size_t{i} * all.m + j] = sum;
 }
 

@@ -68,10 +68,9 @@ struct RvqBeam {
 };
 [[nodiscard]] Status run_rvq_beam(const RvqBooks& books, const RvqBeam& beam, StreamHandle stream);
 
-/// out[i * m + j] = the sum over e < count of (rows[e * n + i] * weights[e]) * others[e * m + j], in rising
-/// order.
+/// out[i * m + j] = the sum over e < count of rows[e * n + i] * others[e * m + j], in rising order.
 struct OuterSums {
-  const double *rows, *weights, *others;
+  const double *rows, *others;
   uint32_t count, n, m;
   double* out;
 };

@@ -1,5 +1,5 @@
 // CUDA implementation of the heavy steps of lib/rvq/train.hpp: nearest entries, means and sums of the rows that chose
-// an entry, the sums of x q' and q q' of least squares, and the searches. The same bits as lib's.
+// an entry, the sums of x q' of a gradient, and the searches. The same bits as lib's.
 #include <memory>
 #include <optional>
 
@@ -42,20 +42,17 @@ class Training final : public RvqTrainEngine {
     return run([&] { RowsByCluster(ids, sums.rows()).sums_of(*rows_, sums); });
   }
 
-  bool outer(MatrixView<const double> rows, std::span<const double> weights, MatrixView<const double> others,
-             MatrixView<double> a) override {
-    if (weights.size() != rows.rows() || rows.rows() > UINT32_MAX)
-      throw failed("{} weights of {} rows", weights.size(), rows.rows());
+  bool outer(MatrixView<const double> rows, MatrixView<const double> others, MatrixView<double> a) override {
+    if (rows.rows() > UINT32_MAX) throw failed("outer products of {} rows", rows.rows());
     check_shape("rows", others, rows.rows(), a.cols());
     check_shape("outer products", a, rows.cols(), others.cols());
     return run([&] {
       const Stream stream;
       const DeviceBuffer<double> device_rows = upload_rows(rows, stream),
-                                 device_others = upload_rows(others, stream), device_weights(weights, stream);
+                                 device_others = upload_rows(others, stream);
       DeviceBuffer<double> sums(a.rows() * a.cols());
       stream.run("sums of outer products", run_outer_sums,
                  OuterSums{.rows = device_rows.data(),
-                           .weights = device_weights.data(),
                            .others = device_others.data(),
                            .count = static_cast<uint32_t>(rows.rows()),
                            .n = static_cast<uint32_t>(rows.cols()),

@@ -24,9 +24,6 @@ constexpr size_t kPieceRows = 1024, kPieceEntries = 64;
 constexpr double kSweepGain = 1e-4;
 constexpr size_t kMaxSweeps = 12;
 
-/// Added to the diagonals of normal equations, relative to their mean, as rows may span fewer dimensions than they have.
-constexpr double kRidge = 1e-7;
-
 /// Adam's usual constants (Kingma and Ba, 2015).
 constexpr double kBeta1 = 0.9, kBeta2 = 0.999, kEpsilon = 1e-8;
 
@@ -84,33 +81,12 @@ void cholesky(MatrixView<double> a, double floor) {
   }
 }
 
-/// Solves (a + ridge) x = b for symmetric positive a (n, n) and b (n, m) in place, by Cholesky.
-void solve(Matrix<double>& a, Matrix<double>& b) {
-  const size_t n = a.rows(), m = b.cols();
-  double trace = 0;
-  for (size_t i = 0; i < n; ++i) trace += a(i, i);
-  const double ridge = kRidge * trace / static_cast<double>(n) + std::numeric_limits<double>::min();
-  for (size_t i = 0; i < n; ++i) a(i, i) += ridge;
-  cholesky(a, ridge);
-  for (size_t i = 0; i < n; ++i) {
-    for (size_t k = 0; k < i; ++k)
-      for (size_t c = 0; c < m; ++c) b(i, c) -= a(i, k) * b(k, c);
-    for (size_t c = 0; c < m; ++c) b(i, c) /= a(i, i);
-  }
-  for (size_t i = n; i-- > 0;) {
-    for (size_t k = i + 1; k < n; ++k)
-      for (size_t c = 0; c < m; ++c) b(i, c) -= a(k, i) * b(k, c);
-    for (size_t c = 0; c < m; ++c) b(i, c) /= a(i, i);
-  }
-}
-
-/// a += rows' . diag(weights) . others, products in double, each sum in the order of the rows. rows: (k, n), others: (k, m), a: (n, m).
-void add_outer(const Matrix<double>& rows, std::span<const double> weights, const Matrix<double>& others,
-               Matrix<double>& a) {
+/// a += rows' . others, products in double, each sum in the order of the rows. rows: (k, n), others: (k, m), a: (n, m).
+void add_outer(const Matrix<double>& rows, const Matrix<double>& others, Matrix<double>& a) {
   parallel_for(a.rows(), 8, [&](size_t begin, size_t end, int) {
     for (size_t e = 0; e < rows.rows(); ++e)
       for (size_t i = begin; i < end; ++i) {
-        const double factor = rows(e, i) * weights[e];
+        const double factor = rows(e, i);
         if (factor == 0) continue;
         const auto other = others.row(e);
         const auto to = a.row(i);
@@ -135,22 +111,15 @@ class Trainer {
     check_state();
     if (simvq_ && state_.projection.size() == 0)
       state_.projection = Matrix<float>(stages_ * (width_ + 1), width_);
-    if (simvq_ && options_.train_entries && state_.random.size() == 0) {
-      state_.random = Matrix<float>(stages_ * entries_, width_);
-      for (size_t s = 0; s < stages_; ++s) {
-        const Matrix<float> random = frozen(s);
-        std::copy_n(random.data(), random.size(), state_.random.row(s * entries_).data());
-      }
-    }
     const auto epochs = static_cast<uint64_t>(options_.epochs),
-               refits = static_cast<uint64_t>(options_.refits);
+               refits = simvq_ ? 0 : static_cast<uint64_t>(options_.refits);
     // The epochs change what was fitted jointly, so it has to be fitted again.
     if (state_.epochs < epochs) state_.refits = 0, state_.refit_ended = false, state_.refit_loss.clear();
     const double total = static_cast<double>((epochs + refits) * stages_);
     for (; state_.epochs < epochs; ++state_.epochs) {
       done_ = static_cast<double>(state_.epochs * stages_), total_ = total;
       std::vector<double> loss(stages_);
-      if (gradient_ && state_.epochs > 0)
+      if (simvq_ && state_.epochs > 0)
         batch_epoch(loss);
       else
         stage_epoch(loss);
@@ -168,7 +137,7 @@ class Trainer {
     const auto fits = [](const auto& matrix, size_t rows, size_t cols) {
       return matrix.size() == 0 || (matrix.rows() == rows && matrix.cols() == cols);
     };
-    const size_t parameters = stages_ * (width_ + 1) + (options_.train_entries ? stages_ * entries_ : 0);
+    const size_t parameters = stages_ * (width_ + 1);
     if (rows_.rows() == 0) throw bad_input("there are no vectors to train on");
     if (rows_.rows() > std::numeric_limits<uint32_t>::max())
       throw bad_input("{} vectors to train on; there can be {}", rows_.rows(),
@@ -176,18 +145,14 @@ class Trainer {
     const bool begun = state_.epochs > 0, stepped = state_.steps > 0;
     if (rows_.cols() != width_ || state_.loss.size() != state_.epochs ||
         std::ranges::any_of(state_.loss, [&](const auto& epoch) { return epoch.size() != stages_; }) ||
-        state_.refit_loss.size() != state_.refits ||
-        !fits(state_.projection, stages_ * (width_ + 1), width_) ||
-        !fits(state_.random, stages_ * entries_, width_) || !fits(state_.mean, parameters, width_) ||
-        !fits(state_.variance, parameters, width_) || (begun && simvq_ && state_.projection.size() == 0) ||
-        (begun && options_.train_entries && state_.random.size() == 0) ||
-        (!options_.train_entries && state_.random.size() > 0) ||
-        (gradient_ && state_.epochs > 1 && !stepped) || stepped != (state_.mean.size() > 0) ||
-        stepped != (state_.variance.size() > 0))
+        state_.refit_loss.size() != state_.refits || !fits(state_.projection, parameters, width_) ||
+        !fits(state_.mean, parameters, width_) || !fits(state_.variance, parameters, width_) ||
+        (begun && simvq_ && state_.projection.size() == 0) || (simvq_ && state_.epochs > 1 && !stepped) ||
+        stepped != (state_.mean.size() > 0) || stepped != (state_.variance.size() > 0))
       throw bad_input("the record of the training does not fit its options");
     if (!begun) return;
     with_context("the codebooks to go on from", [&] { books_.check_finite(); });
-    for (const auto* matrix : {&state_.projection, &state_.random, &state_.mean, &state_.variance})
+    for (const auto* matrix : {&state_.projection, &state_.mean, &state_.variance})
       if (!std::ranges::all_of(std::span(matrix->data(), matrix->size()),
                                [](float value) { return std::isfinite(value); }))
         throw bad_input("the record of the training holds a value that is not finite");
@@ -226,11 +191,10 @@ class Trainer {
     return sums;
   }
 
-  /// rows' . diag(weights) . others
-  Matrix<double> outer(const Matrix<double>& rows, std::span<const double> weights,
-                       const Matrix<double>& others) const {
+  /// rows' . others
+  Matrix<double> outer(const Matrix<double>& rows, const Matrix<double>& others) const {
     Matrix<double> a(rows.cols(), others.cols());
-    if (!engine_ || !engine_->outer(rows, weights, others, a)) add_outer(rows, weights, others, a);
+    if (!engine_ || !engine_->outer(rows, others, a)) add_outer(rows, others, a);
     return a;
   }
 
@@ -250,13 +214,6 @@ class Trainer {
     Matrix<float> random(entries_, width_);
     const double scale = 1 / std::sqrt(static_cast<double>(width_));
     for (size_t i = 0; i < random.size(); ++i) random.data()[i] = static_cast<float>(rng.normal() * scale);
-    return random;
-  }
-
-  Matrix<float> random_of(size_t stage) const {
-    if (state_.random.size() == 0) return frozen(stage);
-    Matrix<float> random(entries_, width_);
-    std::copy_n(state_.random.row(stage * entries_).data(), random.size(), random.data());
     return random;
   }
 
@@ -315,7 +272,7 @@ class Trainer {
   /// Entries that spread as widely as the rows are too long for the few rows near each. So W is scaled by the
   /// factor that fits the rows best; rows then choose other, shorter entries, so this is done three times.
   void shrink_projection(size_t stage) {
-    const Matrix<float> random = random_of(stage);
+    const Matrix<float> random = frozen(stage);
     const MatrixView<float> projection = projection_of(stage);
     fold(stage, random);
     for (int round = 0; round < 3; ++round) {
@@ -341,26 +298,6 @@ class Trainer {
     }
   }
 
-  void fit_projection(size_t stage, MatrixView<const float> targets, std::span<const uint32_t> ids,
-                      const RowsByCluster& members) {
-    const Matrix<float> random = random_of(stage);
-    const size_t inputs = width_ + (options_.bias ? 1 : 0);
-    Matrix<double> with_one(entries_, inputs);
-    std::vector<double> counts(entries_), ones(entries_, 1.0);
-    for (size_t e = 0; e < entries_; ++e) {
-      counts[e] = static_cast<double>(members.of(e).size());
-      std::ranges::copy(random.row(e), with_one.row(e).begin());
-      if (options_.bias) with_one(e, width_) = 1;
-    }
-    const Matrix<double> sums = sums_of(targets, ids, members);
-    Matrix<double> normal = outer(with_one, counts, with_one), right = outer(with_one, ones, sums);
-    solve(normal, right);
-    const MatrixView<float> projection = projection_of(stage);
-    for (size_t i = 0; i < inputs; ++i)
-      for (size_t j = 0; j < width_; ++j) projection(i, j) = static_cast<float>(right(i, j));
-    fold(stage, random);
-  }
-
   // k-means: free entries
 
   void start_entries(size_t stage) {
@@ -375,7 +312,7 @@ class Trainer {
     }
   }
 
-  /// Entries become the means of their members. Empty ones stay as they are.
+  /// Entries become the means of their members among targets, the rows last given to take(). Empty ones stay as they are.
   void fit_means(size_t stage, MatrixView<const float> targets, std::span<const uint32_t> ids,
                  const RowsByCluster& members) {
     const auto out = books_.stage(stage);
@@ -418,15 +355,6 @@ class Trainer {
     return padded_.view().rows(0, rows.rows());
   }
 
-  /// targets: the rows last given to take(); members: rows by ids.
-  void fit(size_t stage, MatrixView<const float> targets, std::span<const uint32_t> ids,
-           const RowsByCluster& members) {
-    if (simvq_)
-      fit_projection(stage, targets, ids, members);
-    else
-      fit_means(stage, targets, ids, members);
-  }
-
   /// Adds to each row the entry that it chose, or subtracts it (sign -1). Returns the energy of the new rows.
   double add_entries(float sign, size_t stage, MatrixView<float> rows, std::span<const uint32_t> ids) const {
     const auto entries = books_.stage(stage);
@@ -451,10 +379,10 @@ class Trainer {
         }
       }
       choose(s, left_, ids_);
-      if (!(gradient_ && state_.epochs == 0)) {
+      if (!simvq_) {
         const RowsByCluster members = sort_by_cluster(ids_, entries_);
-        fit(s, left_, ids_, members);
-        if (!simvq_) replace_empty(s, members);
+        fit_means(s, left_, ids_, members);
+        replace_empty(s, members);
       }
       loss[s] = add_entries(-1, s, left_, ids_) / energy_;
       report_at(s, loss[s]);
@@ -467,7 +395,7 @@ class Trainer {
     Rng rng(static_cast<uint64_t>(options_.seed), kOrderStream + state_.epochs);
     rng.shuffle(order);
     std::vector<Matrix<float>> random;
-    for (size_t s = 0; s < stages_; ++s) random.push_back(random_of(s));
+    for (size_t s = 0; s < stages_; ++s) random.push_back(frozen(s));
     for (size_t first = 0; first < n; first += batch) {
       const size_t count = std::min(batch, n - first);
       const MatrixView<float> rows = left_.view().rows(0, count);
@@ -483,46 +411,28 @@ class Trainer {
       report_at(stages_ * first / n,
                 loss.back() * static_cast<double>(n) / static_cast<double>(first + count));
     }
-    if (state_.random.size() > 0)
-      for (size_t s = 0; s < stages_; ++s)
-        std::copy_n(random[s].data(), random[s].size(), state_.random.row(s * entries_).data());
   }
 
-  /// One step of Adam on W, b and, where they learn, the random entries. errors: rows - (W q + b).
-  void gradient_step(size_t stage, Matrix<float>& random, MatrixView<const float> errors,
+  /// One step of Adam on W and b. errors: rows - (W q + b).
+  void gradient_step(size_t stage, const Matrix<float>& random, MatrixView<const float> errors,
                      std::span<const uint32_t> ids) {
     take(errors);  // for the next codebook, too
     const Matrix<double> sums = sums_of(errors, ids, sort_by_cluster(ids, entries_));
     const double scale = -2 / static_cast<double>(errors.rows());
     Matrix<double> q(entries_, width_);
-    std::vector<double> ones(entries_, 1.0);
     for (size_t e = 0; e < entries_; ++e) std::ranges::copy(random.row(e), q.row(e).begin());
     Matrix<double> gradient(width_ + 1, width_);
-    const Matrix<double> of_projection = outer(q, ones, sums);
+    const Matrix<double> of_projection = outer(q, sums);
     for (size_t i = 0; i < width_; ++i)
       for (size_t j = 0; j < width_; ++j) gradient(i, j) = scale * of_projection(i, j);
     if (options_.bias)
       for (size_t e = 0; e < entries_; ++e)
         for (size_t j = 0; j < width_; ++j) gradient(width_, j) += scale * sums(e, j);
-    const MatrixView<float> projection = projection_of(stage);
-    Matrix<double> of_entries;
-    if (options_.train_entries) {  // sum of W^T (x - W q - b), before W moves
-      of_entries = Matrix<double>(entries_, width_);
-      parallel_each(entries_, kPieceEntries, [&](size_t e) {
-        for (size_t i = 0; i < width_; ++i) {
-          double sum = 0;
-          for (size_t j = 0; j < width_; ++j) sum += double{projection(i, j)} * sums(e, j);
-          of_entries(e, i) = scale * sum;
-        }
-      });
-    }
     if (state_.mean.size() == 0) {
-      const size_t parameters = stages_ * (width_ + 1) + state_.random.rows();
-      state_.mean = Matrix<float>(parameters, width_);
-      state_.variance = Matrix<float>(parameters, width_);
+      state_.mean = Matrix<float>(stages_ * (width_ + 1), width_);
+      state_.variance = state_.mean;
     }
-    adam(projection, gradient, stage * (width_ + 1));
-    if (options_.train_entries) adam(random.view(), of_entries, stages_ * (width_ + 1) + stage * entries_);
+    adam(projection_of(stage), gradient, stage * (width_ + 1));
     fold(stage, random);
   }
 
@@ -564,7 +474,6 @@ class Trainer {
     }
     const double before = load_errors(all_ids_);
     const Codebooks books_before = books_;
-    const Matrix<float> projection_before = state_.projection;
     std::vector<RowsByCluster> members;
     for (size_t s = 0; s < stages_; ++s) {
       for (size_t i = 0; i < rows_.rows(); ++i) ids_[i] = all_ids_(i, s);
@@ -577,7 +486,7 @@ class Trainer {
         for (size_t i = 0; i < rows_.rows(); ++i) ids_[i] = all_ids_(i, s);
         add_entries(1, s, left_, ids_);
         take(left_);
-        fit(s, left_, ids_, members[s]);
+        fit_means(s, left_, ids_, members[s]);
         error = add_entries(-1, s, left_, ids_) / energy_;
         report_at(stages_ * sweep / kMaxSweeps, error);
       }
@@ -590,7 +499,6 @@ class Trainer {
       return;
     }
     books_ = books_before;
-    state_.projection = projection_before;
     state_.refit_ended = true;
     state_.refit_loss.push_back(before);
   }
@@ -612,8 +520,7 @@ class Trainer {
   const Team& team_;
   bool taken_ = false;  // the engine has the rows last given to take()
   const size_t stages_ = books_.stages(), entries_ = books_.entries(), width_ = books_.width();
-  const bool simvq_ = options_.method == RvqMethod::simvq,
-             gradient_ = simvq_ && (options_.update == RvqUpdate::gradient || options_.train_entries);
+  const bool simvq_ = options_.method == RvqMethod::simvq;
   const double energy_ = std::max(energy_of(rows_), std::numeric_limits<double>::min());
   Matrix<float> left_{rows_.rows(), width_};  // residuals of all rows
   mutable Matrix<float> padded_;
@@ -628,27 +535,16 @@ std::vector<OptionField> RvqTrainOptions::fields() {
   return {
       {"method", "kmeans: free entries; simvq: frozen random entries with a learned projection (the paper's)",
        &method},
-      {"update",
-       "how simvq learns its projections: by solving for them, or along the gradient as in the paper, in steps of Adam",
-       &update},
-      {"train-entries", "simvq: the random entries learn too, by gradient", &train_entries},
       {"bias", "simvq: projections without a bias", &bias},
       {"epochs", "passes over the vectors", &epochs, 1, 1 << 20},
       {"batch", "vectors per step of the gradient", &batch, 1, 1 << 30},
       {"learning-rate", "of the gradient", &learning_rate, 0, 1e3},
-      {"refits", "rounds in which all codebooks are fitted together, with ids found by beam search", &refits,
-       0, 1 << 20},
+      {"refits", "kmeans: rounds in which all codebooks are fitted together, with ids found by beam search",
+       &refits, 0, 1 << 20},
       {"refit-beam", "hypotheses of the beam search in these rounds", &refit_beam, 1,
        static_cast<double>(ResidualEncoder::kMaxHypotheses)},
       {"seed", "of all random choices", &seed, 0, 9e15},
   };
-}
-
-void RvqTrainOptions::check() const {
-  if (train_entries && method != RvqMethod::simvq)
-    throw usage_error("--train-entries is for --method simvq; entries of kmeans learn anyway");
-  if (train_entries && update != RvqUpdate::gradient)
-    throw usage_error("--train-entries needs --update gradient; with least squares free entries are kmeans");
 }
 
 double RvqTrainState::perplexity(size_t stage) const {
@@ -668,7 +564,6 @@ size_t RvqTrainState::dead_entries(size_t stage) const {
 
 void train_codebooks(MatrixView<const float> rows, const RvqTrainOptions& options, Codebooks& books,
                      RvqTrainState& state, const Progress& progress, const RvqTrainHelp& help) {
-  options.check();
   if (books.stages() == 0 || books.entries() == 0 || books.width() == 0)
     throw failed("{} codebooks of {} entries of {} dimensions", books.stages(), books.entries(),
                  books.width());

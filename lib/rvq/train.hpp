@@ -5,23 +5,19 @@
 //     |x - x^|^2 + beta |q_z - sg(x)|^2 + gamma |x - sg(q_z)|,
 //   has no encoder whose output it could move: the last term reaches nothing, and the first two have the same
 //   gradient -2 (x - W q_z) q_z^T in W, so beta is a factor of the step.
-//   update gradient:       that gradient, of the mean over a batch, all codebooks at once, as in the paper. Steps are Adam's (Kingma and
-//                          Ba, 2015): the paper names no optimizer and no beta, and Adam's steps do not depend on beta.
-//   update least-squares:  with the entries chosen, the best W and b are the solution of a linear system:
-//                          W = (sum x q^T) (sum q q^T)^-1. It is solved once per codebook and epoch.
-//   With train-entries, q is learned too (gradient only): then the entries are free, and W q + b only decides
-//   how they start and step.
+//   Steps go along that gradient, of the mean over a batch, all codebooks at once, as in the paper. They are Adam's (Kingma and Ba,
+//   2015): the paper names no optimizer and no beta, and Adam's steps do not depend on beta.
 // kmeans: classic residual k-means: entries are free, and each becomes the mean of the rows that chose it.
 //   An entry that no row chose moves to a row that is drawn with a probability proportional to its error.
 //
-// An epoch passes over all rows: codebook by codebook (simvq by least squares, kmeans), each with the residuals of the codebooks before it
-// after their own update; or batch by batch (gradient). In the first epoch a codebook starts from its residuals: simvq with W = square root
-// of their covariance and b = their mean, kmeans with rows drawn at random.
+// An epoch passes over all rows: codebook by codebook (kmeans), each with the residuals of the codebooks before it after their own update;
+// or batch by batch (simvq). In the first epoch a codebook starts from its residuals: simvq with W = square root of their covariance and
+// b = their mean, which is all that it does there, kmeans with rows drawn at random.
 //
-// Joint refit. Afterwards `refits` rounds improve all codebooks together: rows are encoded with a beam, then with these ids held fixed the
-// sum of squared errors over ALL codebooks is lowered towards its least-squares solution by solving for one codebook after the other
-// (Gauss-Seidel), kmeans entry by entry, simvq in W and b. The entries are then no longer fitted to greedy choice; a round that does not
-// lower the error of the rows is undone and ends the refit.
+// Joint refit. Afterwards `refits` rounds improve all codebooks of kmeans together: rows are encoded with a beam, then with these ids held
+// fixed the sum of squared errors over ALL codebooks is lowered towards its least-squares solution by solving for one codebook after the
+// other (Gauss-Seidel), entry by entry. The entries are then no longer fitted to greedy choice; a round that does not lower the error of the
+// rows is undone and ends the refit.
 //
 // The same result for any number of threads and any SIMD level: no sum uses BLAS, whose order depends on the processor.
 #pragma once
@@ -43,24 +39,17 @@ namespace kvcodec {
 enum class RvqMethod : uint8_t { kmeans, simvq };
 constexpr auto names_of(RvqMethod) { return std::to_array<std::string_view>({"kmeans", "simvq"}); }
 
-/// The way in which simvq learns its projections: by solving for them, or along the gradient (the paper's).
-enum class RvqUpdate : uint8_t { least_squares, gradient };
-constexpr auto names_of(RvqUpdate) { return std::to_array<std::string_view>({"least-squares", "gradient"}); }
-
 struct RvqTrainOptions final : Options {
-  RvqMethod method = RvqMethod::kmeans;         ///< the better one by far at equal bits (BENCHMARKS.md)
-  RvqUpdate update = RvqUpdate::least_squares;  ///< faster and better than the paper's, with the same W
-  bool train_entries = false;
-  bool bias = true;             ///< keys have strong means, for which W alone would need entries
-  int64_t epochs = 12;          ///< passes; k-means has hardly anything to gain after these
-  int64_t batch = 65536;        ///< the paper's
-  double learning_rate = 1e-3;  ///< the paper's
-  int64_t refits = 4;           ///< rounds; each gains less than half as much as the one before
-  int64_t refit_beam = 5;       ///< hypotheses while refitting; encode with about as many
+  RvqMethod method = RvqMethod::kmeans;  ///< the better one by far at equal bits (rvq-ablation)
+  bool bias = true;                      ///< keys have strong means, for which W alone would need entries
+  int64_t epochs = 12;                   ///< passes; k-means has hardly anything to gain after these
+  int64_t batch = 65536;                 ///< the paper's
+  double learning_rate = 1e-3;           ///< the paper's
+  int64_t refits = 4;      ///< rounds of kmeans; each gains less than half as much as the one before
+  int64_t refit_beam = 5;  ///< hypotheses while refitting; encode with about as many
   int64_t seed = 1;
 
   std::vector<OptionField> fields() override;
-  void check() const override;
 };
 
 /// State that training needs, beside the codebooks, to continue, and that the report shows.
@@ -71,8 +60,7 @@ struct RvqTrainState {
   std::vector<double> refit_loss;         ///< after each refit round: with the beam
   Matrix<uint64_t> usage;                 ///< (stages, entries): number of rows that chose each, at the end
   Matrix<float> projection;               ///< simvq: (stages * (width + 1), width): rows of W^T, then b
-  Matrix<float> random;                   ///< simvq with train-entries: q, (stages * entries, width)
-  Matrix<float> mean, variance;           ///< Adam's moments of projection, and below them of random
+  Matrix<float> mean, variance;           ///< Adam's moments of projection
   uint64_t steps = 0;                     ///< of Adam
 
   /// exp(entropy) of a codebook's usage: its effective number of entries.
@@ -96,10 +84,10 @@ class RvqTrainEngine {
   virtual bool means(std::span<const uint32_t> ids, MatrixView<float> means) = 0;
   /// sums(e, j) = the sum of column j over the rows i with ids[i] = e, in rising order, in double.
   virtual bool sums(std::span<const uint32_t> ids, MatrixView<double> sums) = 0;
-  /// a(i, j) = the sum over e of (rows(e, i) * weights[e]) * others(e, j), in rising order, products rounded
-  /// before they are added. rows: (k, n), others: (k, m), a: (n, m), finite.
-  virtual bool outer(MatrixView<const double> rows, std::span<const double> weights,
-                     MatrixView<const double> others, MatrixView<double> a) = 0;
+  /// a(i, j) = the sum over e of rows(e, i) * others(e, j), in rising order, products rounded before they are
+  /// added. rows: (k, n), others: (k, m), a: (n, m), finite.
+  virtual bool outer(MatrixView<const double> rows, MatrixView<const double> others,
+                     MatrixView<double> a) = 0;
   /// As ResidualEncoder::encode.
   virtual bool encode(const Codebooks& books, MatrixView<const float> rows, size_t beam,
                       MatrixView<uint32_t> ids) = 0;

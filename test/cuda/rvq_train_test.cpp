@@ -30,9 +30,8 @@ class Counting final : public RvqTrainEngine {
   bool sums(std::span<const uint32_t> ids, MatrixView<double> sums) override {
     return ++fitted, engine_.sums(ids, sums);
   }
-  bool outer(MatrixView<const double> rows, std::span<const double> weights, MatrixView<const double> others,
-             MatrixView<double> a) override {
-    return engine_.outer(rows, weights, others, a);
+  bool outer(MatrixView<const double> rows, MatrixView<const double> others, MatrixView<double> a) override {
+    return engine_.outer(rows, others, a);
   }
   bool encode(const Codebooks& books, MatrixView<const float> rows, size_t beam,
               MatrixView<uint32_t> ids) override {
@@ -75,12 +74,10 @@ TEST_CASE("device: training of residual codebooks has the bits of the CPU") {
     return trained;
   };
   const auto device = cuda::make_engine();
-  for (const auto& [method, update] : {std::pair{RvqMethod::kmeans, RvqUpdate::least_squares},
-                                       {RvqMethod::simvq, RvqUpdate::least_squares},
-                                       {RvqMethod::simvq, RvqUpdate::gradient}}) {
-    INFO(method, " ", update);
+  for (const RvqMethod method : {RvqMethod::kmeans, RvqMethod::simvq}) {
+    INFO(method);
     RvqTrainOptions options;
-    options.method = method, options.update = update;
+    options.method = method;
     options.epochs = 2, options.refits = 1, options.refit_beam = 3, options.batch = 64;
     const auto engine = device->make<RvqTrainEngine>();
     Counting counting(*engine);
@@ -88,7 +85,7 @@ TEST_CASE("device: training of residual codebooks has the bits of the CPU") {
     CHECK(counting.taken > 0);
     CHECK(counting.chosen > 0);
     CHECK(counting.fitted > 0);
-    CHECK(counting.encoded >= 2);
+    CHECK(counting.encoded >= (method == RvqMethod::kmeans ? 2 : 1));
   }
   // Wider than a search takes: the CPU does that.
   rows = test::random_rows(rng, 40, 260);
@@ -136,7 +133,7 @@ TEST_CASE("steps of a training decline where memory runs out") {
     int count = engine->choose(rows.view().rows(0, 5), bias, ids) ? 1 : 0;
     count += engine->means(ids, means) ? 1 : 0;
     count += engine->sums(ids, sums) ? 1 : 0;
-    count += engine->outer(sums, std::vector<double>(5, 1.0), sums, outer) ? 1 : 0;
+    count += engine->outer(sums, sums, outer) ? 1 : 0;
     return count + (engine->encode(books, rows, 1, coded) ? 1 : 0);
   };
   cuda::limit_free_bytes(100);
@@ -155,15 +152,13 @@ TEST_CASE("device: sums of outer products are added in order") {
     for (const size_t n : {1, 9, 40}) {
       const size_t m = n == 9 ? 33 : 7;
       Matrix<double> rows(count, n), others(count, m), found(n, m), expected(n, m);
-      std::vector<double> weights(count);
       for (size_t i = 0; i < rows.size(); ++i) rows.data()[i] = std::ldexp(rng.normal(), int(rng.below(40)));
       for (size_t i = 0; i < others.size(); ++i) others.data()[i] = rng.normal();
-      for (double& weight : weights) weight = static_cast<double>(rng.below(3));
       for (size_t i = 0; i < found.size(); ++i) found.data()[i] = -7;
       for (size_t e = 0; e < count; ++e)
         for (size_t i = 0; i < n; ++i)
-          for (size_t j = 0; j < m; ++j) expected(i, j) += rows(e, i) * weights[e] * others(e, j);
-      CHECK(engine->outer(rows, weights, others, found));
+          for (size_t j = 0; j < m; ++j) expected(i, j) += rows(e, i) * others(e, j);
+      CHECK(engine->outer(rows, others, found));
       CHECK(std::memcmp(found.data(), expected.data(), found.size() * sizeof(double)) == 0);
     }
 }

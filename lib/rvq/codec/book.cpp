@@ -102,7 +102,6 @@ void add_part(Book& book, const RvqBook& rvq, RvqPart part) {
       book.add<float>(training + name, DType::f32, std::move(of_shape), {matrix.data(), matrix.size()});
   };
   add("/projection", {shape[0], shape[2] + 1, shape[2]}, state.projection);
-  add("/random", shape, state.random);
   add("/adam_mean", {state.mean.rows(), state.mean.cols()}, state.mean);
   add("/adam_variance", {state.mean.rows(), state.mean.cols()}, state.variance);
 }
@@ -122,10 +121,13 @@ void read_training(const Book& book, const std::string& training, const RvqBook&
   if (rvq.options.entry_type != DType::f32)
     part.books = entries_in(book, training + "/entries", DType::f32, shape);
   if (rvq.training.method != RvqMethod::simvq) return;
+  const Record& said = book.parameters;
+  if ((said.find("update") && said.get_string("update") != "gradient") ||
+      (said.find("train-entries") && said.get_bool("train-entries")))
+    throw bad_input("its training was by least squares or moved random entries, which simvq no longer does");
   state.projection = book.matrix<float>(training + "/projection", DType::f32, {stages, width + 1, width});
-  if (rvq.training.train_entries) state.random = book.matrix<float>(training + "/random", DType::f32, shape);
   if (book.find(training + "/adam_mean") == nullptr) return;
-  const uint64_t moments = stages * (width + 1) + state.random.rows();
+  const uint64_t moments = stages * (width + 1);
   state.mean = book.matrix<float>(training + "/adam_mean", DType::f32, {moments, width});
   state.variance = book.matrix<float>(training + "/adam_variance", DType::f32, {moments, width});
 }
@@ -183,8 +185,7 @@ void apply_preset(const RvqPreset& preset, RvqBookOptions& book, RvqTrainOptions
   book.entries_high = preset.entries[2];
   if (!preset.paper) return;
   book.entry_type = DType::f32;
-  training.method = RvqMethod::simvq, training.update = RvqUpdate::gradient;
-  training.bias = false, training.refits = 0;
+  training.method = RvqMethod::simvq, training.bias = false, training.refits = 0;
 }
 
 size_t RvqBook::stages(RvqPart part) const {

@@ -23,16 +23,16 @@ for split in rope none; do
   kvcodec train-rvq data/kv.h5 $train --epochs 1 --split $split -o $split.h5 | grep -E "^(high dimensions|bits per value)"
 done
 kvcodec info once.h5 | grep -E "^(value|key)[/_a-z]* "
-kvcodec train-rvq data/kv.h5 $train --epochs 1 --method simvq --update gradient --batch 500 -o simvq.h5 | grep -c "^key_low"
+kvcodec train-rvq data/kv.h5 $train --epochs 1 --method simvq --batch 500 -o simvq.h5 | grep -c "^key_low"
 # The papers' training, and options that override it.
-for options in "" "--update least-squares --refits 1"; do
+for options in "" "--refits 1 --batch 500"; do
   kvcodec train-rvq data/kv.h5 --preset paper-3b --entries-value 16 --entries-low 16 --entries-high 16 --epochs 2 $options --quiet --overwrite \
     -o paper.h5 >/dev/null
   kvcodec info paper.h5 --json |
-    jq -c '.parameters | [.method, .update, .bias, .refits, ."entry-type", ."codebooks-value", ."codebooks-low", ."codebooks-high", .batch]'
+    jq -c '.parameters | [.method, .bias, .refits, ."entry-type", ."codebooks-value", ."codebooks-low", ."codebooks-high", .batch]'
 done
 # Codebooks do not depend on the processor and its kernels of OpenBLAS.
-simvq="train-rvq data/kv.h5 --method simvq --entry-type f32 --epochs 2 --refits 1 --quiet --json --overwrite -o kernels.h5"
+simvq="train-rvq data/kv.h5 --method simvq --entry-type f32 --epochs 2 --quiet --json --overwrite -o kernels.h5"
 kvcodec $simvq | grep '"digest"' >kernels.txt
 OPENBLAS_CORETYPE=Nehalem kvcodec $simvq | grep '"digest"' | cmp - kernels.txt
 
@@ -48,5 +48,4 @@ refused train-rvq data/kv.h5 --resume first.h5 --entries-low 8 -o x.h5
 refused train-rvq data/kv.h5 --resume first.h5 --preset small -o x.h5
 refused train-rvq data/kv.h5 --high-dims 3 -o x.h5
 refused train-rvq data/kv.h5 --high-dims 16 -o x.h5
-refused train-rvq data/kv.h5 --train-entries -o x.h5
 refused train-rvq data/kv.h5 --preset large -o x.h5
