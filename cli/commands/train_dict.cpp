@@ -83,8 +83,8 @@ class KvSource final : public SignalSource {
 };
 
 /// Refuses before anything is allocated: all dictionaries stay in memory until the file is written, with the state from which their
-/// training can be resumed; the signals that a start clusters are those of one dictionary.
-void check_memory(const SignalSource& source, const TrainDictOptions& options, size_t parts, bool begins) {
+/// training can be resumed.
+void check_memory(const SignalSource& source, const TrainDictOptions& options, size_t parts) {
   const uint64_t memory = options.common.memory_bytes();
   const uint64_t count = parts * std::size(kSides);
   const uint64_t atom_bytes =
@@ -96,12 +96,6 @@ void check_memory(const SignalSource& source, const TrainDictOptions& options, s
         "fewer --atoms{}",
         count, options.training.atoms, options.training.optimizer, size_text(trained), size_text(memory),
         trained > checked_mul(count, atom_bytes) ? ", or an optimizer that keeps less" : "");
-  const uint64_t start = begins ? start_bytes(source, options.training) : 0;
-  if (start > memory - trained)
-    throw usage_error(
-        "--start kmeans holds signals of {} at once, more than --memory ({}) leaves: take fewer "
-        "--atoms, --max-tokens, or samples",
-        size_text(start), size_text(memory));
 }
 
 /// steps_before: those of the training that was resumed.
@@ -169,7 +163,7 @@ void train_side(const DictData& data, DictKind& kind, Side side, size_t part, Tr
   std::string name(name_of(side));  // "key", or "key 2-3": of layers 2 and 3
   if (!of_all) name += " " + ranges_text(layers);
   const uint64_t steps_before = training.steps;
-  check_memory(signals, options, sparse.parts.size(), training.steps == 0);
+  check_memory(signals, options, sparse.parts.size());
   const uint64_t count = signals.tokens() * signals.groups() * signals.layout().signals_per_row();
   const auto atoms = static_cast<uint64_t>(options.training.atoms);
   if (side == Side::key && part == 0 &&
@@ -180,7 +174,7 @@ void train_side(const DictData& data, DictKind& kind, Side side, size_t part, Tr
   Engine* const engine = options.common.engine();
   const auto device =
       engine ? engine->make<TrainingEngine>(options.training, signals.layout().signal_width()) : nullptr;
-  const TrainHelp help{device.get(), engine ? engine->make<KmeansOnDevice>() : KmeansFunction(), data.team};
+  const TrainHelp help{device.get(), data.team};
   train_dictionary(signals, options.training, dictionary, training, bar.callback(), help);
   const Measures measures = measures_of(trained, signals, options.training, steps_before, watch.seconds());
   Json& json = all.sides[std::string(name_of(side))];

@@ -177,30 +177,24 @@ void for_pieces(size_t lists, size_t grain, const Count& count_of, const Body& b
   });
 }
 
-/// Computes rounds on the CPU: of several ranks, each takes its share of the rows and of the centroids.
+/// Computes rounds on the CPU.
 class CpuKmeans final : public KmeansEngine {
  public:
-  CpuKmeans(const Team& team, std::span<const KmeansTask> tasks)
-      : team_(team), tasks_(tasks), sorted_(tasks.size()) {}
+  explicit CpuKmeans(std::span<const KmeansTask> tasks) : tasks_(tasks), sorted_(tasks.size()) {}
 
   void assign(std::span<const Assignment> assignments) override {
     std::vector<ProductSearch> searches(assignments.size());
     parallel_for(searches.size(), 1, [&](size_t i, size_t, int) {
       searches[i] = ProductSearch(assignments[i].entries, assignments[i].bias);
     });
-    const auto share_of = [&](size_t i) { return team_.share(assignments[i].labels.size()); };
     for_pieces(
-        searches.size(), kRowsAtATime, [&](size_t i) { return share_of(i).count(); },
+        searches.size(), kRowsAtATime, [&](size_t i) { return assignments[i].labels.size(); },
         [&](size_t i, size_t begin, size_t end) {
           const Assignment& task = assignments[i];
-          const size_t first = share_of(i).begin + begin, count = end - begin;
-          searches[i].best(tasks_[task.task].rows.rows(first, count), task.labels.subspan(first, count),
-                           task.scores.subspan(first, count));
+          const size_t count = end - begin;
+          searches[i].best(tasks_[task.task].rows.rows(begin, count), task.labels.subspan(begin, count),
+                           task.scores.subspan(begin, count));
         });
-    for (const Assignment& task : assignments) {
-      team_.gather(task.labels, task.labels.size());
-      team_.gather(task.scores, task.scores.size());
-    }
   }
 
   void sort(std::span<const Sorting> sortings) override {
@@ -212,21 +206,17 @@ class CpuKmeans final : public KmeansEngine {
   }
 
   void move(std::span<const Means> means) override {
-    const auto share_of = [&](size_t i) { return team_.share(means[i].means.rows()); };
     for_pieces(
-        means.size(), kClustersAtATime, [&](size_t i) { return share_of(i).count(); },
+        means.size(), kClustersAtATime, [&](size_t i) { return means[i].means.rows(); },
         [&](size_t i, size_t begin, size_t end) {
-          const size_t task = means[i].task, first = share_of(i).begin;
-          for (size_t c = first + begin; c < first + end; ++c)
+          const size_t task = means[i].task;
+          for (size_t c = begin; c < end; ++c)
             if (const auto rows = sorted_[task].of(c); !rows.empty())
               mean_of(tasks_[task].rows, rows, means[i].means.row(c));
         });
-    for (const Means& task : means)
-      team_.gather(std::span(task.means.data(), task.means.rows() * task.means.cols()), task.means.rows());
   }
 
  private:
-  const Team& team_;
   std::span<const KmeansTask> tasks_;
   std::vector<RowsByCluster> sorted_;
 };
@@ -259,7 +249,7 @@ RowsByCluster sort_by_cluster(std::span<const uint32_t> labels, size_t clusters)
 std::vector<Clustering> kmeans(std::span<const KmeansTask> tasks, const KmeansOptions& options,
                                const Progress& progress, KmeansEngine* engine) {
   if (options.rounds == 0) throw failed("k-means of 0 rounds");
-  CpuKmeans cpu(alone(), tasks);
+  CpuKmeans cpu(tasks);
   if (!engine) engine = &cpu;
   std::vector<std::unique_ptr<Run>> runs;
   for (const KmeansTask& task : tasks) runs.push_back(std::make_unique<Run>(task, options));
@@ -308,13 +298,6 @@ void team_means(const Team& team, MatrixView<const float> rows, const RowsByClus
   team.gather(std::span(all.data(), all.size()), all.rows());
   for (size_t c = 0; c < all.rows(); ++c)
     if (!clusters.of(c).empty()) std::ranges::copy(all.row(c), means.row(c).begin());
-}
-
-KmeansFunction kmeans_of(const Team& team) {
-  return [&team](std::span<const KmeansTask> tasks, const KmeansOptions& options, const Progress& progress) {
-    CpuKmeans engine(team, tasks);
-    return kmeans(tasks, options, progress, &engine);
-  };
 }
 
 }  // namespace kvcodec

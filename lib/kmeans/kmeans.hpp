@@ -124,8 +124,4 @@ RowsByCluster sort_by_cluster(std::span<const uint32_t> labels, size_t clusters)
 void team_means(const Team& team, MatrixView<const float> rows, const RowsByCluster& clusters,
                 MatrixView<float> means);
 
-/// kmeans() by several ranks, all of which have all rows: each assigns its share of the rows, and moves its
-/// share of the centroids. Every rank makes the same call and gets the same bits. The team outlives it.
-KmeansFunction kmeans_of(const Team& team);
-
 }  // namespace kvcodec

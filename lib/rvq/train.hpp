@@ -40,7 +40,7 @@ enum class RvqMethod : uint8_t { kmeans, simvq };
 constexpr auto names_of(RvqMethod) { return std::to_array<std::string_view>({"kmeans", "simvq"}); }
 
 struct RvqTrainOptions final : Options {
-  RvqMethod method = RvqMethod::kmeans;  ///< the better one by far at equal bits (BENCHMARKS.md)
+  RvqMethod method = RvqMethod::kmeans;  ///< the better one by far at equal bits (rvq-ablation)
   bool bias = true;                      ///< keys have strong means, for which W alone would need entries
   int64_t epochs = 12;                   ///< passes; k-means has hardly anything to gain after these
   int64_t batch = 65536;                 ///< the paper's

@@ -1,19 +1,16 @@
-// Coefficients of sparse codes in few bits: numbers of a small type, times a scale that each signal has. FORMAT.md,
-// "sparse", defines words and scales. e3m4 has half of E4M3's step, and a range that is still wider than
-// that of one signal's coefficients. f16, the paper's type, has no scale.
+// Coefficients of sparse codes in few bits: whole numbers of 8 bits (i8), times a scale that each signal has. FORMAT.md,
+// "sparse", defines words and scales. f16, the paper's type, has no scale.
 //
 // Rounding. The residual of pursuit is orthogonal to the atoms taken, so rounding coefficients c to q adds exactly (c - q)' G (c - q) to
 // the error's energy, G being the Gram matrix of those atoms. The nearest numbers are the best q only if G is diagonal. Instead
 // coefficients are rounded one after the other, the largest first, and those not rounded yet are fitted anew, to compensate each rounding
 // error as well as they can. With G = R'R, coefficients in rising order of magnitude, that is back substitution with rounding (the nearest
-// plane method of Babai, "On Lovasz' lattice reduction and the nearest lattice point problem", 1986). Floats gain most: large coefficients
-// have large steps and small ones compensate for them. On keys and values of our models the added error falls to less than half for floats,
-// by a quarter for integers.
+// plane method of Babai, "On Lovasz' lattice reduction and the nearest lattice point problem", 1986). On keys and values of our models the
+// added error falls by a quarter.
 //
-// Scales. For floats, eight scales are tried, from the smallest one that reaches the largest coefficient on; for i4 that one and twelve
-// smaller ones; the smallest error wins. i8 is for entropy coding, where finer steps than needed cost bits. Its search goes down from
-// three scales above the one at which rounding adds the allowed error on average: the first scale at which rounding adds no more is
-// taken, or else the smallest one that reaches the largest coefficient.
+// Scales. i8 is for entropy coding, where finer steps than needed cost bits. The search goes down from three scales above the one at which
+// rounding adds the allowed error on average: the first scale at which rounding adds no more is taken, or else the smallest one that
+// reaches the largest coefficient.
 #pragma once
 
 #include <cstdint>
@@ -26,33 +23,20 @@
 
 namespace kvcodec {
 
-enum class CoefficientType : uint8_t { f16, fp8, i8, i4, e3m4 };
-constexpr auto names_of(CoefficientType) {
-  return std::to_array<std::string_view>({"f16", "fp8", "i8", "i4", "e3m4"});
-}
-/// Bits of a coefficient, and of its scale per signal.
-unsigned coefficient_bits(CoefficientType type);
-unsigned scale_bits(CoefficientType type);
+enum class CoefficientType : uint8_t { f16, i8 };
+constexpr auto names_of(CoefficientType) { return std::to_array<std::string_view>({"f16", "i8"}); }
+
+/// The word of i8 that stands for 0, and so what is added to its numbers, which are -127 to 127.
+inline constexpr uint16_t kCoefficientOffset = 128;
 
 /// The scale that a byte stands for.
 float scale_from(uint8_t code);
 
-/// The number that a word of a type with scales stands for; NaN if that is not finite.
-float number_of(CoefficientType type, uint16_t word);
-
-/// Rounds each coefficient to the nearest number, ties to even, with the smallest scale that reaches the largest
-/// one. Returns the scale. For types with scales. Throws Error(bad_input) for a coefficient beyond its range.
-uint8_t round_to_nearest(CoefficientType type, std::span<const float> coefficients,
-                         std::span<uint16_t> words);
-
 /// Rounds coefficients jointly. It holds scratch memory, so each thread needs its own.
 class JointRounder {
  public:
-  /// type: one with scales.
-  explicit JointRounder(CoefficientType type) : type_(type) {}
-
-  /// gram: (n, n), inner products of the atoms that the n coefficients belong to. allowed: the energy that
-  /// rounding may add, for i8. Fills words, and returns the scale. Throws as round_to_nearest does.
+  /// gram: (n, n), inner products of the atoms that the n coefficients belong to. allowed: the energy that rounding
+  /// may add. Fills words, and returns the scale. Throws Error(bad_input) for a coefficient beyond the range.
   uint8_t round(MatrixView<const float> gram, std::span<const float> coefficients, double allowed,
                 std::span<uint16_t> words);
 
@@ -64,7 +48,6 @@ class JointRounder {
   double substitute(uint8_t scale, double bound);
   bool attempt(uint8_t scale, double bound);
 
-  CoefficientType type_;
   std::vector<uint32_t> order_;         // coefficients by rising magnitude
   std::vector<double> coefficients_;    // in that order, as all that follows
   std::vector<double> rows_, columns_;  // R by rows and by columns, (n, n) each

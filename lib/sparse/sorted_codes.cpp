@@ -200,11 +200,8 @@ void decode_words(std::span<const uint8_t> part, unsigned word_bits, std::span<u
   if (rest.size() != (split ? words.size() : 0))
     throw bad_input("{} bytes behind the symbols of {} coefficients of {} bits", rest.size(), words.size(),
                     word_bits);
-  for (size_t k = 0; k < words.size(); ++k) {
+  for (size_t k = 0; k < words.size(); ++k)
     words[k] = split ? static_cast<uint16_t>(symbols[k] << kByteBits | rest[k]) : symbols[k];
-    if (words[k] >> word_bits != 0)
-      throw bad_input("{} is not a coefficient of {} bits", words[k], word_bits);
-  }
 }
 
 }  // namespace

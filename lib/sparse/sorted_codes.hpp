@@ -30,7 +30,7 @@ struct SortedBlockView {
 /// Sorts the pairs of each signal by id, those of one id by word.
 void sort_pairs(std::span<const uint32_t> counts, std::span<uint32_t> ids, std::span<uint16_t> words);
 
-/// Pairs sorted as sort_pairs does; ids below `atoms` (at most 2^31), words of word_bits (4, 8 or 16).
+/// Pairs sorted as sort_pairs does; ids below `atoms` (at most 2^31), words of word_bits (8 or 16).
 SortedBlock encode_sorted(const PairsView& pairs, uint64_t atoms, unsigned word_bits);
 
 /// The way back: fills ids and words, as many as the counts add up to. Throws Error(bad_input) for parts that

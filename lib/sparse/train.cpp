@@ -32,9 +32,6 @@ enum : uint64_t { kForHoldingOut = 1, kForStart = 2, kForKaiming = 3, kForEpochs
 // Adam (Kingma and Ba, 2015), with its authors' constants.
 constexpr double kMeanDecay = 0.9, kVarianceDecay = 0.999, kAdamFloor = 1e-8;
 
-/// Signals per atom, and rounds, of the clustering that start kmeans makes: atoms move on from there anyway.
-constexpr size_t kSignalsPerCentroid = 16, kKmeansRounds = 5;
-
 struct Block {
   size_t group = 0;
   uint64_t first = 0, tokens = 0;
@@ -181,34 +178,10 @@ Normalization find_normalization(const SignalSource& source, const TrainOptions&
   return finder.finish();
 }
 
-uint64_t signals_to_cluster(uint64_t signals, uint64_t atoms) {
-  return std::min(signals, atoms * kSignalsPerCentroid);
-}
-
-/// The directions of clusters of signals, of random numbers beyond what there are.
-void start_clusters(Sampler& sampler, const TrainOptions& options, const KmeansFunction& cluster,
-                    Matrix<float>& atoms) {
-  Matrix<float> signals(signals_to_cluster(sampler.signals(), atoms.rows()), atoms.cols());
-  sampler.seek(kForStart, 0);
-  sampler.next(signals);
-  const KmeansOptions clustering{
-      .metric = Metric::cosine, .rounds = kKmeansRounds, .seed = static_cast<uint64_t>(options.seed)};
-  const KmeansTask task{.rows = signals, .clusters = atoms.rows()};
-  Clustering clusters = std::move(cluster({&task, 1}, clustering, {}).front());
-  size_t next = 0;
-  for (size_t i = 0; i < clusters.centroids.rows(); ++i) {
-    const auto centroid = clusters.centroids.row(i);
-    if (normalize_atoms({centroid.data(), 1, centroid.size()}) > 0) continue;
-    std::ranges::copy(centroid, atoms.row(next++).begin());
-  }
-}
-
 /// The first atoms. Signals of zeros make no atom; random numbers stand in where there are too few others.
-void start_atoms(Sampler& sampler, const TrainOptions& options, const KmeansFunction& cluster,
-                 Matrix<float>& atoms) {
+void start_atoms(Sampler& sampler, const TrainOptions& options, Matrix<float>& atoms) {
   kaiming_atoms(static_cast<uint64_t>(options.seed) ^ kForKaiming, atoms);
-  if (options.start == DictStart::kmeans) return start_clusters(sampler, options, cluster, atoms);
-  if (options.start != DictStart::samples) return;
+  if (options.start == DictStart::kaiming) return;
   sampler.seek(kForStart, 0);
   Matrix<float> signal(1, atoms.cols());
   for (size_t i = 0; i < atoms.rows();) {
@@ -324,7 +297,6 @@ class Trainer {
         state_(state),
         cpu_(dictionary, state, options.sparsity, help.team),
         engine_(help.engine ? *help.engine : cpu_),
-        cluster_(help.cluster ? help.cluster : kmeans_of(help.team)),
         team_(help.team),
         split_(split_of(source, options)) {
     if (signals_of(split_.training, source.layout()) == 0)
@@ -386,7 +358,7 @@ class Trainer {
     dictionary_.normalization = find_normalization(source_, options_, team_);
     dictionary_.atoms = Matrix<float>(as_size(options_.atoms), source_.layout().signal_width());
     Sampler sampler(source_, dictionary_.normalization, split_.training, options_.seed, team_);
-    start_atoms(sampler, options_, cluster_, dictionary_.atoms);
+    start_atoms(sampler, options_, dictionary_.atoms);
     state_ = {};
     state_.usage.resize(dictionary_.atoms.rows());
     if (options_.optimizer == Optimizer::adam) {
@@ -498,7 +470,6 @@ class Trainer {
   TrainState& state_;
   CpuTraining cpu_;
   TrainingEngine& engine_;
-  const KmeansFunction cluster_;
   const Team& team_;
   bool there_ = false;  // the engine has atoms and moments, which may be newer than those here
   const Split split_;
@@ -523,9 +494,7 @@ std::vector<OptionField> TrainOptions::fields() {
        "layer's errors may be, or not at all",
        &normalize},
       {"center", "subtract each channel's mean, or nothing", &center},
-      {"start",
-       "first atoms: signals of the data, the directions of clusters of them (16 per atom are held at once), or uniform random numbers",
-       &start},
+      {"start", "first atoms: signals of the data, or uniform random numbers", &start},
       {"optimizer",
        "how atoms follow the gradient of a batch: by Adam, which takes it over the root of its mean square, or as it is, the sum over "
        "the batch's signals",
@@ -588,14 +557,6 @@ uint64_t trained_bytes(const SignalSource& source, const TrainOptions& options) 
   uint64_t per_atom = width;
   if (options.optimizer == Optimizer::adam) per_atom += 2 * width;
   return checked_mul(checked_mul(atoms, per_atom, ErrorKind::usage), sizeof(float), ErrorKind::usage);
-}
-
-uint64_t start_bytes(const SignalSource& source, const TrainOptions& options) {
-  if (options.start != DictStart::kmeans) return 0;
-  const uint64_t signals = signals_to_cluster(signals_of(split_of(source, options).training, source.layout()),
-                                              static_cast<uint64_t>(options.atoms));
-  return checked_mul(checked_mul(signals, source.layout().signal_width(), ErrorKind::usage), sizeof(float),
-                     ErrorKind::usage);
 }
 
 void train_dictionary(const SignalSource& source, const TrainOptions& options, Dictionary& dictionary,

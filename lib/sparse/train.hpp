@@ -12,7 +12,6 @@
 #include "lib/core/progress.hpp"
 #include "lib/core/team.hpp"
 #include "lib/core/view.hpp"
-#include "lib/kmeans/kmeans.hpp"
 #include "lib/sparse/dictionary.hpp"
 #include "lib/sparse/gradient_step.hpp"
 #include "lib/sparse/signals.hpp"
@@ -27,11 +26,9 @@ constexpr auto names_of(SignalUnit) { return std::to_array<std::string_view>({"t
 enum class DictScope : uint8_t { global, group, layer };
 constexpr auto names_of(DictScope) { return std::to_array<std::string_view>({"global", "group", "layer"}); }
 
-/// The first atoms: signals of the data, directions of clusters of them, or uniform random numbers.
-enum class DictStart : uint8_t { samples, kmeans, kaiming };
-constexpr auto names_of(DictStart) {
-  return std::to_array<std::string_view>({"samples", "kmeans", "kaiming"});
-}
+/// The first atoms: signals of the data, or uniform random numbers.
+enum class DictStart : uint8_t { samples, kaiming };
+constexpr auto names_of(DictStart) { return std::to_array<std::string_view>({"samples", "kaiming"}); }
 
 enum class Optimizer : uint8_t { adam, gradient };
 constexpr auto names_of(Optimizer) { return std::to_array<std::string_view>({"adam", "gradient"}); }
@@ -130,7 +127,6 @@ class TrainingEngine {
 /// step. The result is that of one rank, except for the times in the state, which are the first rank's.
 struct TrainHelp {
   TrainingEngine* engine = nullptr;  ///< takes the batches and steps of this side, or null
-  KmeansFunction cluster = {};       ///< makes the clusters of start kmeans; empty: the CPU, or all ranks
   const Team& team = alone();
 };
 
@@ -152,9 +148,6 @@ void train_dictionary(const SignalSource& source, const TrainOptions& options, D
 
 /// Bytes of one dictionary while it is trained, and until it is stored: its atoms, and the moments of adam.
 uint64_t trained_bytes(const SignalSource& source, const TrainOptions& options);
-
-/// Temporary bytes of the signals that start kmeans clusters; 0 with other starts.
-uint64_t start_bytes(const SignalSource& source, const TrainOptions& options);
 
 /// Maximum number of steps that training with these options takes over a source.
 uint64_t planned_steps(const SignalSource& source, const TrainOptions& options);

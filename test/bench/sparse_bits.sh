@@ -39,5 +39,5 @@ measure() { # <options of encode ...>
 }
 echo "options, bits per signal (all; ids, coefficients, rest), NMSE of keys and values"
 measure --pack --coefficients f16
-for type in f16 fp8 e3m4 i4; do measure --sort-ids --coefficients $type; done
+measure --sort-ids --coefficients f16
 for part in 0 0.005 0.01 0.02 0.05; do measure --sort-ids --coefficients i8 --rounding-error $part; done

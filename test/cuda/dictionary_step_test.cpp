@@ -4,7 +4,6 @@
 
 #include "cuda/engine.hpp"
 #include "lib/core/error.hpp"
-#include "lib/kmeans/kmeans.hpp"
 #include "lib/sparse/train.hpp"
 #include "test/cuda/device_case.hpp"
 
@@ -101,25 +100,6 @@ TEST_CASE("device: a step adds up pairs of more than one window of signals in th
   options.replace_every = 0;
   Trained here, there;
   train_both(source, options, here, there);
-}
-
-TEST_CASE("device: training of any optimizer begins with clusters that are made there") {
-  NEEDS_DEVICE();
-  const RandomSource source(53, 120, {.layers = 1, .heads = 2, .head_dim = 8});
-  for (const Optimizer optimizer : {Optimizer::adam, Optimizer::gradient}) {
-    TrainOptions options;
-    options.atoms = 9, options.sparsity = 2, options.batch = 60, options.epochs = 1;
-    options.optimizer = optimizer, options.start = DictStart::kmeans;
-    Dictionary expected, found;
-    TrainState of_lib, on_device;
-    kvcodec::train_dictionary(source, options, expected, of_lib);
-    const auto engine = cuda::make_engine();
-    kvcodec::train_dictionary(source, options, found, on_device, {},
-                              {.cluster = engine->make<KmeansOnDevice>()});
-    CHECK(same(found.atoms, expected.atoms));
-    check_same(on_device, of_lib);
-    CHECK(engine->taken() == 1);
-  }
 }
 
 TEST_CASE("device: training that does not fit is refused") {

@@ -682,7 +682,7 @@ def unsorted(rows, p, counts, tokens, signals):
     require(blocks[:, 1].sum() == len(rows["ids"]) and blocks[:, 2].sum() == len(rows["coefficients"]), "sorted codes: bytes")
     full = blocks[:tokens // 256]
     check_places(rows, 256, full[:, 1], full[:, 2])
-    width = {"f16": 16, "i4": 4}.get(p["coefficients"], 8)
+    width = 16 if p["coefficients"] == "f16" else 8
     ids, words, first, at_ids, at_words = [], [], 0, 0, 0
     for here, id_bytes, word_bytes in blocks.astype("i8"):
         block = sorted_block(rows["ids"][at_ids:at_ids + id_bytes], rows["coefficients"][at_words:at_words + word_bytes],
@@ -742,16 +742,8 @@ def decode_sparse(codes, book, layer, side, rows, tokens):
     require((ids < b["atoms"]).all(), "sparse: ids")
     if p["coefficients"] != "f16":
         codes8 = coefficients.astype("i8")
-        if p["coefficients"] == "fp8":
-            require((codes8 % 128 != 127).all(), "sparse: NaN")
-            e, m = codes8 // 8 % 16, codes8 % 8
-            number = np.where(e == 0, np.ldexp(m.astype("f8"), -9), np.ldexp(8.0 + m, e - 10)) * np.where(codes8 < 128, 1, -1)
-        elif p["coefficients"] == "e3m4":
-            e, m = codes8 // 16 % 8, codes8 % 16
-            number = np.where(e == 0, m, (16 + m) * 2 ** np.maximum(e - 1, 0)) * np.where(codes8 < 128, 1.0, -1.0)
-        else:
-            require((codes8 > 0).all(), "sparse: levels")
-            number = (codes8 - (128 if p["coefficients"] == "i8" else 8)).astype("f8")
+        require((codes8 > 0).all(), "sparse: levels")
+        number = (codes8 - 128).astype("f8")
         u = rows["scale"].reshape(-1).astype("i8")
         require(len(u) == tokens * signals, "sparse: scales")
         coefficients = (number * np.repeat(np.ldexp(8.0 + u % 8, u // 8 - 23), counts)).astype("<f4")

@@ -11,7 +11,6 @@
 //                                                    whether refits ended, steps of Adam
 //   training/<part>/entries     f32 [N_q, N_c, dims]         before rounding, where the type is not f32
 //   training/<part>/projection  f32 [N_q, dims + 1, dims]    simvq: W transposed, then the bias
-//   training/<part>/random      f32 [N_q, N_c, dims]         simvq with train-entries
 //   training/<part>/adam_mean, training/<part>/adam_variance f32 [rows, dims]   simvq by gradient
 #pragma once
 

@@ -184,7 +184,12 @@ Book to_book(SparseBook sparse) {
 SparseBook sparse_book_from(const Book& book, bool with_training) {
   SparseBook sparse;
   sparse.options.atom_type = AtomType::f32;  // where the book does not say
-  book.read_options(kType, "dictionary", {&sparse.options});
+  Book named;
+  named.type = book.type, named.parameters = book.parameters;
+  // From clusters of signals, as earlier versions began: that is over once there is a book.
+  if (named.parameters.find("start") && named.parameters.get_string("start") == "kmeans")
+    named.parameters.set("start", "samples");
+  named.read_options(kType, "dictionary", {&sparse.options});
   // Names that decide what the arrays mean must be there; fields that only steered the training may be missing.
   for (const std::string_view name : {"signal", "normalize", "center", "dict-scope"})
     book.parameters.get_string(name);

@@ -7,7 +7,7 @@
 // (16 + index_bits(n)) bits per signal: the paper's form.
 //
 // Coefficients are rounded after pursuit. In f16 the relative error that this adds is near 2^-12; one beyond f16's range is an error that
-// says what to do, one below 2^-25 becomes 0. In other types those of a signal are rounded jointly (lib/sparse/coefficients.hpp). The error
+// says what to do, one below 2^-25 becomes 0. As i8 those of a signal are rounded jointly (lib/sparse/coefficients.hpp). The error
 // target is relative to the signal as it is coded (centred and normalised) and holds before that rounding.
 //
 // Products without decoding. A product of a query with a decoded key is the sum over the pairs of its code of
@@ -57,14 +57,14 @@ struct SparseOptions final : Options {
          1 << 16},
         {"error-target", "stop when the relative error of a signal is this small; 0 = always take all atoms",
          &error_target, 0, 1},
-        {"coefficients", "type of the coefficients; each signal has a scale of 8 bits, except with f16",
+        {"coefficients", "type of the coefficients; with i8 each signal has a scale of 8 bits",
          &coefficients},
         {"sort-ids",
          "keep the order in which a code's atoms were taken; by default ids are sorted, and their gaps and the coefficients are "
          "entropy-coded",
          &sort_ids},
         {"rounding-error",
-         "with coefficients of type i8: the error energy that rounding them may add, as a fraction of the "
+         "with coefficients i8: the error energy that rounding them may add, as a fraction of the "
          "signal's error energy; more rounding takes fewer bits in sorted codes. 0 = finest rounding",
          &rounding_error, 0, 1},
         sink_field(sink)};
@@ -114,10 +114,11 @@ class SparseCodec final : public Codec {
     Matrix<float> values(signals, layout.signal_width());
     to_signals(side.normalization(), layout, shape.first_layer(), rows, values, gains);
     const OmpOptions pursuit{options_.sparsity, options_.error_target};
+    const bool i8 = options_.coefficients == CoefficientType::i8;
     SparseCodes codes;
     std::shared_ptr<const Omp> omp;
     if (side.encode_on_device(values, pursuit, codes))
-      omp = scale_bits(options_.coefficients) > 0 ? side.any_omp() : nullptr;
+      omp = i8 ? side.any_omp() : nullptr;
     else
       omp = omp_for(side, signals, pursuit), codes = omp->encode(values, pursuit);
     SparsePairs stored{.counts = codes.counts, .ids = {}, .words = {}, .scales = {}, .gains = {}};
@@ -126,7 +127,7 @@ class SparseCodec final : public Codec {
       append_to(stored.ids, codes.ids.row(i).first(codes.counts[i]));
       append_to(coefficients, codes.coefficients.row(i).first(codes.counts[i]));
     }
-    if (scale_bits(options_.coefficients) > 0)
+    if (i8)
       round_jointly(*omp, codes, coefficients, stored);
     else
       stored.words = coefficients_in_f16(coefficients);
@@ -201,7 +202,7 @@ class SparseCodec final : public Codec {
     stored.scales.resize(signals);
     constexpr size_t kSignalsPerPiece = 16;
     parallel_for(signals, kSignalsPerPiece, [&](size_t begin, size_t end, int) {
-      JointRounder rounder(options_.coefficients);
+      JointRounder rounder;
       Matrix<float> products(pairs(), pairs());
       for (size_t i = begin; i < end; ++i) {
         const size_t first = firsts[i], count = stored.counts[i];
@@ -234,11 +235,11 @@ void check_size(const SparseOptions& options, const SparseBook& book) {
   for (const Side side : book.sides()) width = std::min(width, book.layout(side).signal_width());
   const auto s = static_cast<uint64_t>(options.sparsity), n = static_cast<uint64_t>(book.options.atoms);
   OmpOptions{options.sparsity, options.error_target}.check(width, n);
-  const CoefficientType type = options.coefficients;
-  uint64_t extra = scale_bits(type);
+  const bool i8 = options.coefficients == CoefficientType::i8;
+  uint64_t extra = i8 ? 8 : 0;
   if (options.error_target > 0) extra += options.sparsity < 256 ? 8 : 16;
   if (book.options.normalize == Normalize::signal) extra += 16;
-  const uint64_t pair_bits = coefficient_bits(type) + index_bits(n), raw = 16 * width;
+  const uint64_t pair_bits = (i8 ? 8 : 16) + index_bits(n), raw = 16 * width;
   if (s * pair_bits + extra <= raw) return;
   if (raw < pair_bits + extra)
     throw usage_error(

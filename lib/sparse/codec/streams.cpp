@@ -23,8 +23,6 @@ constexpr uint64_t kMaxPairs = 1 << 16;
 /// The most that lib/sparse/sorted_codes.hpp takes; and more heads than any model has, so that sizes multiplied fit.
 constexpr uint64_t kMaxAtoms = uint64_t{1} << 31, kMaxSignals = 1 << 16;
 
-constexpr uint64_t kNibbles = 16;
-
 uint64_t sum_of(std::span<const uint32_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
 }
@@ -64,15 +62,12 @@ std::vector<float> dequantize_coefficients(CoefficientType type, const SparsePai
       if (!std::isfinite(coefficients[k])) throw refuse(k);
     return coefficients;
   }
-  float numbers[256];
-  for (size_t word = 0; word < std::size(numbers); ++word)
-    numbers[word] = number_of(type, static_cast<uint16_t>(word));
   size_t k = 0;
   for (size_t i = 0; i < pairs.counts.size(); ++i) {
     const float scale = scale_from(pairs.scales[i]);
     for (const size_t end = k + pairs.counts[i]; k < end; ++k) {
-      coefficients[k] = pairs.words[k] < std::size(numbers) ? numbers[pairs.words[k]] * scale : NAN;
-      if (std::isnan(coefficients[k])) throw refuse(k);
+      if (pairs.words[k] == 0 || pairs.words[k] >= 2 * kCoefficientOffset) throw refuse(k);
+      coefficients[k] = static_cast<float>(pairs.words[k] - kCoefficientOffset) * scale;
     }
   }
   return coefficients;
@@ -96,12 +91,11 @@ std::vector<StreamSpec> SparseForm::streams() const {
     add(kSparseBlock, DType::u32, {kBlockNumbers}, Category::offsets);
   } else {
     add(kSparseIds, id_type(), code, Category::ids, atoms);
-    add(kSparseCoefficients, coefficients == CoefficientType::f16 ? DType::f16 : DType::u8, code,
-        Category::payload, coefficients == CoefficientType::i4 ? kNibbles : 0);
+    add(kSparseCoefficients, scaled() ? DType::u8 : DType::f16, code, Category::payload);
   }
   if (variable) add(kSparseCount, count_type(), per_signal, Category::offsets, sparsity + 1);
   if (const auto parts = part_streams(); !parts.empty()) specs.push_back(places_stream(parts.size()));
-  if (scale_bits(coefficients) > 0) add(kSparseScale, DType::u8, per_signal, Category::scales);
+  if (scaled()) add(kSparseScale, DType::u8, per_signal, Category::scales);
   if (gains) add(kSparseGain, DType::f16, per_signal, Category::scales);
   return specs;
 }
@@ -177,10 +171,8 @@ void SparseForm::append(SparsePairs pairs, StreamStore& document) const {
   if (pairs.counts.empty()) return;
   if (!variable && !std::ranges::all_of(pairs.counts, [&](uint32_t count) { return count == sparsity; })) {
     // Filled up with coefficient 0 of atom 0.
-    uint16_t zero = 0;
-    if (scale_bits(coefficients) > 0) round_to_nearest(coefficients, std::array{0.0f}, {&zero, 1});
     std::vector<uint32_t> ids(pairs.counts.size() * sparsity);
-    std::vector<uint16_t> words(ids.size(), zero);
+    std::vector<uint16_t> words(ids.size(), scaled() ? kCoefficientOffset : 0);
     size_t from = 0;
     for (size_t i = 0; i < pairs.counts.size(); from += pairs.counts[i++]) {
       std::copy_n(pairs.ids.data() + from, pairs.counts[i], ids.data() + i * sparsity);
@@ -192,7 +184,7 @@ void SparseForm::append(SparsePairs pairs, StreamStore& document) const {
   const uint64_t tokens_before = variable ? document.rows(kSparseCount) : 0;
   const SparsePairs waiting = sorted ? take_back_last_block(document) : SparsePairs();
   if (variable) append_unsigned<uint32_t>(document, kSparseCount, count_type(), pairs.counts);
-  if (scale_bits(coefficients) > 0) document.append_values<uint8_t>(kSparseScale, pairs.scales);
+  if (scaled()) document.append_values<uint8_t>(kSparseScale, pairs.scales);
   if (gains) document.append_values<uint16_t>(kSparseGain, pairs.gains);
   if (sorted) {
     sort_pairs(pairs.counts, pairs.ids, pairs.words);
@@ -245,7 +237,7 @@ void SparseForm::append_blocks(const SparsePairs& pairs, StreamStore& document) 
     const uint64_t first = firsts[b], count = firsts[b + 1] - first;
     coded[b] = encode_sorted({counts_of(b), std::span(pairs.ids).subspan(first, count),
                               std::span(pairs.words).subspan(first, count)},
-                             atoms, coefficient_bits(coefficients));
+                             atoms, word_bits());
   });
   PlaceWriter places(part_streams(), place_interval(tokens_of_unit()), document, document.rows(kSparseBlock));
   for (size_t b = 0; b < coded.size(); ++b) {
@@ -294,7 +286,7 @@ void SparseReader::refresh() {
       throw bad_input("{} rows of '{}' for {} tokens", rows, stream, tokens);
   };
   if (form_.variable) check_rows(kSparseCount);
-  if (scale_bits(form_.coefficients) > 0) check_rows(kSparseScale);
+  if (form_.scaled()) check_rows(kSparseScale);
   if (form_.gains) check_rows(kSparseGain);
   tokens_ = tokens;
 }
@@ -308,8 +300,7 @@ SparsePairs SparseReader::read(uint64_t first, uint64_t count) const {
     read_sorted(first, count, pairs);
   else
     read_plain(first, count, pairs);
-  if (scale_bits(form_.coefficients) > 0)
-    pairs.scales = document_.read<uint8_t>(kSparseScale, first, count, form_.signals);
+  if (form_.scaled()) pairs.scales = document_.read<uint8_t>(kSparseScale, first, count, form_.signals);
   if (form_.gains) pairs.gains = document_.read<uint16_t>(kSparseGain, first, count, form_.signals);
   return pairs;
 }
@@ -408,7 +399,7 @@ void SparseReader::read_sorted(uint64_t first, uint64_t count, SparsePairs& pair
       decode_sorted(
           {bytes_of(id_bytes, part.id_begin - from.id_begin, next.id_begin - from.id_begin),
            bytes_of(word_bytes, part.word_begin - from.word_begin, next.word_begin - from.word_begin)},
-          form_.atoms, coefficient_bits(form_.coefficients),
+          form_.atoms, form_.word_bits(),
           std::span(counts).subspan(signal,
                                     std::min<uint64_t>(kSortedTokens * signals, counts.size() - signal)),
           std::span(pairs.ids).subspan(part.pair_begin, pairs_here),

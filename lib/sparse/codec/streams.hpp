@@ -63,7 +63,9 @@ struct SparseForm {
   uint64_t pairs_per_token() const { return signals * sparsity; }             ///< unless variable
   DType id_type() const { return atoms <= 65536 ? DType::u16 : DType::u32; }  ///< unless sorted
   DType count_type() const { return sparsity < 256 ? DType::u8 : DType::u16; }
-  DType word_type() const { return coefficients == CoefficientType::f16 ? DType::u16 : DType::u8; }
+  bool scaled() const { return coefficients == CoefficientType::i8; }  ///< signals have a scale
+  unsigned word_bits() const { return scaled() ? 8 : 16; }
+  DType word_type() const { return scaled() ? DType::u8 : DType::u16; }
 
   /// Streams that `places` counts, and its units: blocks if sorted, else tokens of a variable form; none otherwise.
   std::vector<std::string_view> part_streams() const;

@@ -257,11 +257,8 @@ CodecCase kivi_case(int64_t bits, int64_t group, int64_t value_group, int64_t wi
 
 /// The change of a coefficient by rounding to a type, in a code with that largest coefficient.
 double coefficient_rounding(const std::string& type, double coefficient, double largest) {
-  // Scales are at most an eighth larger than the smallest sufficient one, those of floats at most twice as large.
+  // Scales are at most an eighth larger than the smallest sufficient one.
   if (type == "i8") return largest * 1.125 / 254;
-  if (type == "i4") return largest * 1.125 / 14;
-  if (type == "fp8") return std::abs(coefficient) / 16 + largest * 2.25 / 448 * 0x1p-10;
-  if (type == "e3m4") return std::abs(coefficient) / 32 + largest * 2.25 / 1984 / 2;
   return std::abs(coefficient) * 0x1p-10;
 }
 
@@ -862,17 +859,16 @@ std::vector<CodecCase> codec_table() {
       sparse_case({.sort_ids = true}),
       sparse_case({.signal = SignalUnit::head,
                    .normalize = Normalize::signal,
-                   .coefficients = "fp8",
+                   .coefficients = "i8",
                    .sort_ids = true}),
       sparse_case({.layer_group = 2, .error_target = 0.6, .coefficients = "i8", .sort_ids = true}),
-      sparse_case({.center = Center::none, .coefficients = "fp8"}),
-      sparse_case({.normalize = Normalize::none, .coefficients = "e3m4"}),
+      sparse_case({.center = Center::none, .coefficients = "i8"}),
+      sparse_case({.normalize = Normalize::none, .coefficients = "i8"}),
       sparse_case({.layer_group = 2, .dict_scope = DictScope::group}),
       sparse_case({.signal = SignalUnit::head, .error_target = 0.6, .dict_scope = DictScope::layer}),
-      sparse_case(
-          {.signal = SignalUnit::head, .error_target = 0.7, .coefficients = "e3m4", .sort_ids = true}),
-      sparse_case({.signal = SignalUnit::head, .error_target = 0.9, .coefficients = "i4"}),
-      sparse_case({.layer_group = 2, .coefficients = "i4", .sort_ids = true}),
+      sparse_case({.signal = SignalUnit::head, .error_target = 0.7, .coefficients = "i8", .sort_ids = true}),
+      sparse_case({.signal = SignalUnit::head, .error_target = 0.9, .coefficients = "i8"}),
+      sparse_case({.layer_group = 2, .coefficients = "i8", .sort_ids = true}),
       sparse_case({.layer_group = 4, .normalize = Normalize::signal, .error_target = 0.6}),
       sparse_case({.layer_group = 2,
                    .signal = SignalUnit::head,

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "lib/core/rng.hpp"
-#include "lib/kmeans/kmeans.hpp"
 #include "lib/rvq/train.hpp"
 #include "lib/sparse/train.hpp"
 #include "lib/transform/train.hpp"
@@ -249,23 +248,6 @@ TEST_CASE("team: codebooks learned by ranks are those of one, by every method") 
   }
 }
 
-TEST_CASE(
-    "team: clusters found by ranks are those of one, with more clusters than rows, and with equal rows") {
-  Matrix<float> rows = normal_rows(300, 7, 5);
-  for (size_t i = 100; i < 140; ++i) std::ranges::copy(rows.row(0), rows.row(i).begin());
-  const std::vector<KmeansTask> tasks{
-      {.rows = rows, .clusters = 60, .name = {}},
-      {.rows = rows.view().rows(0, 5), .clusters = 9, .stream = 1, .name = {}}};
-  for (const Metric metric : {Metric::cosine, Metric::l2})
-    check_teams([&](const Team& team) {
-      Bytes bytes;
-      const KmeansOptions options{.metric = metric, .rounds = 6, .seed = 3};
-      for (const Clustering& of_task : kmeans_of(team)(tasks, options, {}))
-        bytes.add(of_task.centroids).add(of_task.labels);
-      return bytes.take();
-    });
-}
-
 TEST_CASE("team: dictionaries learned by ranks are those of one, by every optimizer (long)") {
   class Source final : public SignalSource {
    public:
@@ -290,7 +272,6 @@ TEST_CASE("team: dictionaries learned by ranks are those of one, by every optimi
     options.atoms = 40, options.sparsity = 3, options.layer_group = 2, options.signal = SignalUnit::head;
     options.batch = 250, options.epochs = 1, options.replace_every = 3, options.dead_below = 0.3;
     options.validation = 0.2, options.tolerance = 0, options.optimizer = optimizer;
-    if (optimizer == Optimizer::adam) options.start = DictStart::kmeans;
     if (optimizer == Optimizer::gradient) options.atoms = 290;  // more than a tile of the Gram matrix
     check_teams([&](const Team& team) {
       Dictionary dictionary;

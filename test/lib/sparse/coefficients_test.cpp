@@ -15,8 +15,20 @@ using namespace kvcodec;
 
 namespace {
 
-constexpr CoefficientType kScaled[] = {CoefficientType::fp8, CoefficientType::e3m4, CoefficientType::i8,
-                                       CoefficientType::i4};
+/// The number that a word of i8 stands for.
+double number_of(uint16_t word) { return int(word) - int(kCoefficientOffset); }
+
+/// Each coefficient to the nearest number, with the smallest scale that reaches the largest one, which it returns.
+uint8_t round_to_nearest(std::span<const float> coefficients, std::span<uint16_t> words) {
+  double largest = 0;
+  for (const float x : coefficients) largest = std::max(largest, std::abs(double{x}));
+  uint8_t scale = 0;
+  while (127 * double{scale_from(scale)} < largest) ++scale;
+  for (size_t i = 0; i < words.size(); ++i)
+    words[i] =
+        static_cast<uint16_t>(std::lrint(double{coefficients[i]} / scale_from(scale)) + kCoefficientOffset);
+  return scale;
+}
 
 /// The Gram matrix of random atoms of norm 1 that have a common part.
 Matrix<float> random_gram(size_t n, size_t width, double common, Rng& rng) {
@@ -42,12 +54,11 @@ std::vector<float> random_coefficients(size_t n, Rng& rng) {
 }
 
 /// (c - q)' G (c - q)
-double added_energy(CoefficientType type, MatrixView<const float> gram, std::span<const float> coefficients,
+double added_energy(MatrixView<const float> gram, std::span<const float> coefficients,
                     std::span<const uint16_t> words, uint8_t scale) {
   double energy = 0;
   std::vector<double> off(coefficients.size());
-  for (size_t i = 0; i < off.size(); ++i)
-    off[i] = coefficients[i] - double{number_of(type, words[i])} * scale_from(scale);
+  for (size_t i = 0; i < off.size(); ++i) off[i] = coefficients[i] - number_of(words[i]) * scale_from(scale);
   for (size_t i = 0; i < off.size(); ++i)
     for (size_t j = 0; j < off.size(); ++j) energy += off[i] * gram(i, j) * off[j];
   return energy;
@@ -55,97 +66,50 @@ double added_energy(CoefficientType type, MatrixView<const float> gram, std::spa
 
 }  // namespace
 
-TEST_CASE("numbers of coefficient types: as FORMAT.md says, and nearest to themselves") {
-  for (const CoefficientType type : kScaled) {
-    CAPTURE(name_of(type));
-    CHECK(value_named<CoefficientType>(name_of(type)) == type);
-    size_t numbers = 0;
-    float largest = 0;
-    for (uint16_t word = 0; word < 300; ++word)
-      if (const float number = number_of(type, word); std::isfinite(number)) {
-        ++numbers;
-        largest = std::max(largest, number);
-      }
-    CHECK_EQ(numbers, type == CoefficientType::fp8    ? 254
-                      : type == CoefficientType::e3m4 ? 256
-                      : type == CoefficientType::i8   ? 255
-                                                      : 15);
-    CHECK_EQ(largest, type == CoefficientType::fp8    ? 448
-                      : type == CoefficientType::e3m4 ? 1984
-                      : type == CoefficientType::i8   ? 127
-                                                      : 7);
-    for (uint16_t word = 0; word < 256; ++word) {
-      const float number = number_of(type, word);
-      if (!std::isfinite(number)) continue;
-      // Beside the largest number, so that the scale is 2^-10.
-      const float coefficients[] = {std::ldexp(number, -10), std::ldexp(largest, -10)};
-      uint16_t words[2];
-      const uint8_t scale = round_to_nearest(type, coefficients, words);
-      CHECK_EQ(scale_from(scale), 0x1p-10f);
-      CHECK_EQ(number_of(type, words[0]), number);
-      if (number != 0) CHECK_EQ(words[0], word);
-    }
-  }
-  CHECK_EQ(number_of(CoefficientType::e3m4, 0x1f), 31);
-  CHECK_EQ(number_of(CoefficientType::e3m4, 0x20), 32);
-  CHECK_EQ(number_of(CoefficientType::e3m4, 0x21), 34);
-  CHECK_EQ(number_of(CoefficientType::e3m4, 0x8f), -15);
-  CHECK_EQ(number_of(CoefficientType::e3m4, 0xff), -1984);
-  CHECK_FALSE(value_named<CoefficientType>("i5").has_value());
-}
-
 TEST_CASE("joint rounding of orthogonal atoms is rounding to the nearest number") {
   Rng rng(71);
-  for (const CoefficientType type : kScaled)
-    for (const size_t n : {1, 2, 7, 33}) {
-      CAPTURE(name_of(type));
-      CAPTURE(n);
-      Matrix<float> gram(n, n);
-      for (size_t i = 0; i < n; ++i) gram(i, i) = 1;
-      const std::vector<float> coefficients = random_coefficients(n, rng);
-      std::vector<uint16_t> words(n), nearest(n);
-      JointRounder rounder(type);
-      const uint8_t scale = rounder.round(gram, coefficients, 0, words);
-      const uint8_t reaching = round_to_nearest(type, coefficients, nearest);
-      const double energy = added_energy(type, gram, coefficients, words, scale);
-      CHECK_EQ(rounder.added(), doctest::Approx(energy).epsilon(1e-6));
-      CHECK_LE(energy, added_energy(type, gram, coefficients, nearest, reaching) * (1 + 1e-9));
-      for (size_t i = 0; i < n; ++i) {  // no other number is nearer
-        const double off = std::abs(coefficients[i] - double{number_of(type, words[i])} * scale_from(scale));
-        for (uint16_t word = 0; word < 256; ++word)
-          if (const float number = number_of(type, word); std::isfinite(number))
-            CHECK_LE(off,
-                     std::abs(coefficients[i] - double{number} * scale_from(scale)) * (1 + 1e-6) + 1e-12);
-      }
+  for (const size_t n : {1, 2, 7, 33}) {
+    CAPTURE(n);
+    Matrix<float> gram(n, n);
+    for (size_t i = 0; i < n; ++i) gram(i, i) = 1;
+    const std::vector<float> coefficients = random_coefficients(n, rng);
+    std::vector<uint16_t> words(n), nearest(n);
+    JointRounder rounder;
+    const uint8_t scale = rounder.round(gram, coefficients, 0, words);
+    const uint8_t reaching = round_to_nearest(coefficients, nearest);
+    const double energy = added_energy(gram, coefficients, words, scale);
+    CHECK_EQ(rounder.added(), doctest::Approx(energy).epsilon(1e-6));
+    CHECK_LE(energy, added_energy(gram, coefficients, nearest, reaching) * (1 + 1e-9));
+    for (size_t i = 0; i < n; ++i) {  // no other number is nearer
+      const double off = std::abs(coefficients[i] - number_of(words[i]) * scale_from(scale));
+      for (uint16_t word = 1; word < 256; ++word)
+        CHECK_LE(off, std::abs(coefficients[i] - number_of(word) * scale_from(scale)) * (1 + 1e-6) + 1e-12);
     }
+  }
 }
 
 TEST_CASE("joint rounding adds less than rounding each coefficient, and says how much") {
   Rng rng(72);
-  for (const CoefficientType type : kScaled)
-    for (const double common : {0.0, 1.0, 3.0}) {
-      CAPTURE(name_of(type));
-      CAPTURE(common);
-      double joint = 0, apart = 0;
-      for (int i = 0; i < 40; ++i) {
-        const size_t n = 8 + rng.below(40);
-        const Matrix<float> gram = random_gram(n, 64, common, rng);
-        const std::vector<float> coefficients = random_coefficients(n, rng);
-        std::vector<uint16_t> words(n), again(n), nearest(n);
-        JointRounder rounder(type);
-        const uint8_t scale = rounder.round(gram, coefficients, 0, words);
-        const double energy = added_energy(type, gram, coefficients, words, scale);
-        CHECK_EQ(rounder.added(), doctest::Approx(energy).epsilon(0.01));
-        CHECK_EQ(rounder.round(gram, coefficients, 0, again), scale);  // whatever it did before
-        CHECK(words == again);
-        joint += energy;
-        apart +=
-            added_energy(type, gram, coefficients, nearest, round_to_nearest(type, coefficients, nearest));
-      }
-      MESSAGE(name_of(type) << ", common " << common << ": " << joint / apart << " of the energy");
-      const bool floats = type == CoefficientType::fp8 || type == CoefficientType::e3m4;
-      CHECK_LE(joint, apart * (floats ? 0.7 : 0.95));
+  for (const double common : {0.0, 1.0, 3.0}) {
+    CAPTURE(common);
+    double joint = 0, apart = 0;
+    for (int i = 0; i < 40; ++i) {
+      const size_t n = 8 + rng.below(40);
+      const Matrix<float> gram = random_gram(n, 64, common, rng);
+      const std::vector<float> coefficients = random_coefficients(n, rng);
+      std::vector<uint16_t> words(n), again(n), nearest(n);
+      JointRounder rounder;
+      const uint8_t scale = rounder.round(gram, coefficients, 0, words);
+      const double energy = added_energy(gram, coefficients, words, scale);
+      CHECK_EQ(rounder.added(), doctest::Approx(energy).epsilon(0.01));
+      CHECK_EQ(rounder.round(gram, coefficients, 0, again), scale);  // whatever it did before
+      CHECK(words == again);
+      joint += energy;
+      apart += added_energy(gram, coefficients, nearest, round_to_nearest(coefficients, nearest));
     }
+    MESSAGE("common " << common << ": " << joint / apart << " of the energy");
+    CHECK_LE(joint, apart * 0.95);
+  }
 }
 
 TEST_CASE("joint rounding of i8 takes the coarsest scale that adds no more than is allowed") {
@@ -156,16 +120,16 @@ TEST_CASE("joint rounding of i8 takes the coarsest scale that adds no more than 
     const Matrix<float> gram = random_gram(n, 64, 1, rng);
     const std::vector<float> coefficients = random_coefficients(n, rng);
     std::vector<uint16_t> words(n);
-    JointRounder rounder(CoefficientType::i8);
+    JointRounder rounder;
     const uint8_t least = rounder.round(gram, coefficients, 0, words);
     const double allowed = rounder.added() * std::exp2(rng.uniform(-2, 8));
     const uint8_t scale = rounder.round(gram, coefficients, allowed, words);
     CHECK_GE(scale, least);
     if (scale > least) {
       ++coarser;
-      CHECK_LE(added_energy(CoefficientType::i8, gram, coefficients, words, scale), allowed * 1.001);
+      CHECK_LE(added_energy(gram, coefficients, words, scale), allowed * 1.001);
     }
-    for (const uint16_t word : words) CHECK(std::isfinite(number_of(CoefficientType::i8, word)));
+    for (const uint16_t word : words) CHECK((word > 0 && word < 256));
     // If any error is allowed, there is nothing to store.
     rounder.round(gram, coefficients, 1e12, words);
     CHECK(std::ranges::count(words, 128) == ptrdiff_t(n));
@@ -174,21 +138,18 @@ TEST_CASE("joint rounding of i8 takes the coarsest scale that adds no more than 
 }
 
 TEST_CASE("joint rounding: nothing, zeros, atoms that depend on each other, and what is out of range") {
-  for (const CoefficientType type : kScaled) {
-    CAPTURE(name_of(type));
-    JointRounder rounder(type);
-    std::vector<uint16_t> words(3);
-    CHECK_EQ(rounder.round({}, {}, 0, {}), 0);
-    Matrix<float> gram(3, 3);
-    std::fill(gram.data(), gram.data() + 9, 1.0f);  // the same atom three times
-    CHECK_EQ(rounder.round(gram, std::vector<float>{0, 0, 0}, 0, words), 0);
-    for (const uint16_t word : words) CHECK_EQ(number_of(type, word), 0);
-    CHECK_EQ(rounder.added(), 0);
-    const std::vector<float> coefficients{1, -2, 2.9f};
-    const uint8_t scale = rounder.round(gram, coefficients, 0, words);
-    CHECK_LE(added_energy(type, gram, coefficients, words, scale), 0.06);
-    CHECK_THROWS_AS(rounder.round(gram, std::vector<float>{1, 2, 1e9f}, 0, words), Error);
-  }
+  JointRounder rounder;
+  std::vector<uint16_t> words(3);
+  CHECK_EQ(rounder.round({}, {}, 0, {}), 0);
+  Matrix<float> gram(3, 3);
+  std::fill(gram.data(), gram.data() + 9, 1.0f);  // the same atom three times
+  CHECK_EQ(rounder.round(gram, std::vector<float>{0, 0, 0}, 0, words), 0);
+  for (const uint16_t word : words) CHECK_EQ(word, kCoefficientOffset);
+  CHECK_EQ(rounder.added(), 0);
+  const std::vector<float> coefficients{1, -2, 2.9f};
+  const uint8_t scale = rounder.round(gram, coefficients, 0, words);
+  CHECK_LE(added_energy(gram, coefficients, words, scale), 0.06);
+  CHECK_THROWS_AS(rounder.round(gram, std::vector<float>{1, 2, 1e9f}, 0, words), Error);
 }
 
 }  // namespace coefficients_test

@@ -49,7 +49,7 @@ same encode data/part-2.h5 --append part.h5 --continue
 training="--atoms 32 --sparsity 3 --steps 4 --batch 50 --replace-every 2"
 same train-dict data/kv.h5 $training --optimizer adam
 same train-dict data/kv.h5 $training --optimizer gradient --atom-type f32
-same_with_auto train-dict data/kv.h5 $training --start kmeans
+same_with_auto train-dict data/kv.h5 $training --start kaiming
 mv cuda.h5 trained.h5
 same train-dict data/kv.h5 --resume trained.h5 --steps 6
 same encode small.h5 --codec sparse --preset paper --no-pack --book dict.h5 --error-target 0.5 --coefficients i8

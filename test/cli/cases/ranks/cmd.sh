@@ -20,7 +20,7 @@ train_all() {  # FOLDER WORDS...: the program, with what starts it
   "$@" train-transform ../one.h5 ../two.h5 --layer-group 1 --sides apart -o transform.h5 >transform.txt
   "$@" train-rvq ../one.h5 ../two.h5 --vectors 4000 --entries-value 32 --entries-low 32 --entries-high 32 --epochs 3 --refits 1 \
     -o rvq.h5 | sed 's/ [0-9.]* ms//; s/ [0-9.]* s//' >rvq.txt
-  "$@" train-dict ../one.h5 ../two.h5 --atoms 48 --sparsity 3 --batch 256 --epochs 1 --start kmeans -o adam.h5 >/dev/null
+  "$@" train-dict ../one.h5 ../two.h5 --atoms 48 --sparsity 3 --batch 256 --epochs 1 -o adam.h5 >/dev/null
   "$@" train-dict ../one.h5 ../two.h5 --atoms 48 --sparsity 3 --batch 256 --epochs 1 --optimizer gradient --normalize signal -o gradient.h5 >/dev/null
   cd ..
 }
