@@ -586,7 +586,7 @@ std::string dump_kv(Command& command) {
   const ModelConfig& config = files->description().config;
   std::vector<int> all(static_cast<size_t>(config.num_layers));
   std::iota(all.begin(), all.end(), 0);
-  std::erase_if(all, [&](int layer) { return config.is_delta(layer); });  // they keep no keys and values
+  std::erase_if(all, [&](int layer) { return !config.has_cache(layer); });  // they keep no keys and values
   auto layers = options.layers.choose(all, options.model);
   std::optional<GrowingCache> growing;
   if (appends) {
