@@ -236,7 +236,7 @@ std::vector<Document> load_documents(const DumpOptions& options, const ModelFile
 std::vector<uint64_t> left_out_of(const ModelConfig& config, WindowLayers choice, uint64_t length) {
   std::vector<uint64_t> left_out;
   for (int layer = 0; layer < config.num_layers && choice == WindowLayers::trim; ++layer)
-    left_out.push_back(length - tokens_kept(choice, config, layer, length));
+    left_out.push_back(config.has_cache(layer) ? length - tokens_kept(choice, config, layer, length) : 0);
   return left_out;
 }
 

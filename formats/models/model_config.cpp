@@ -185,6 +185,12 @@ void read_longrope(const JsonFields& rope, const JsonFields& fields, RopeScaling
   scaling.attention_factor = rope.get_number("attention_factor").value_or(usual);
 }
 
+[[noreturn]] void refuse_rope_type(const std::string& type) {
+  throw bad_input(
+      "rope_scaling is of type '{}'; supported are 'default', 'linear', 'llama3', 'yarn' and 'longrope'",
+      printable(type));
+}
+
 RopeScaling scaling_of(const JsonFields& rope, const JsonFields& fields, double original) {
   RopeScaling scaling;
   const std::string type = rope_type_of(rope);
@@ -205,10 +211,7 @@ RopeScaling scaling_of(const JsonFields& rope, const JsonFields& fields, double 
     scaling.share = rope.get_number("partial_rotary_factor").value_or(1);
     return scaling;
   }
-  if (type != "llama3" && type != "yarn" && type != "longrope")
-    throw bad_input(
-        "rope_scaling is of type '{}'; supported are 'default', 'linear', 'llama3', 'yarn' and 'longrope'",
-        printable(type));
+  if (type != "llama3" && type != "yarn" && type != "longrope") refuse_rope_type(type);
   scaling.original_positions = original_positions(rope, fields, original);
   if (type == "llama3") read_llama3(rope, scaling);
   if (type == "yarn") read_yarn(rope, fields, scaling);
@@ -318,8 +321,7 @@ void read_rope(const Family& family, Reading& reading) {
         throw bad_input("rope_parameters differ by layer type ('{}'); one set for all layers is supported",
                         printable(name));
   config.rope = families::rope_of(reading.fields, object, theta, family.original_positions);
-  if (config.rope.scaling.kind == RopeScaling::Kind::proportional)
-    throw bad_input("rope_parameters are of type 'proportional'; {} models have none", family.model_type);
+  if (config.rope.scaling.kind == RopeScaling::Kind::proportional) families::refuse_rope_type("proportional");
   std::optional<JsonFields> rope;
   if (object) rope.emplace(*object);
   config.rope.dims = turned_dims_of(family, reading.fields, rope ? &*rope : nullptr, config.head_dim);
