@@ -236,7 +236,7 @@ std::vector<Document> load_documents(const DumpOptions& options, const ModelFile
 std::vector<uint64_t> left_out_of(const ModelConfig& config, WindowLayers choice, uint64_t length) {
   std::vector<uint64_t> left_out;
   for (int layer = 0; layer < config.num_layers && choice == WindowLayers::trim; ++layer)
-    left_out.push_back(length - tokens_kept(choice, config, layer, length));
+    left_out.push_back(config.has_cache(layer) ? length - tokens_kept(choice, config, layer, length) : 0);
   return left_out;
 }
 
@@ -586,7 +586,7 @@ std::string dump_kv(Command& command) {
   const ModelConfig& config = files->description().config;
   std::vector<int> all(static_cast<size_t>(config.num_layers));
   std::iota(all.begin(), all.end(), 0);
-  std::erase_if(all, [&](int layer) { return config.is_delta(layer); });  // they keep no keys and values
+  std::erase_if(all, [&](int layer) { return !config.has_cache(layer); });  // they keep no keys and values
   auto layers = options.layers.choose(all, options.model);
   std::optional<GrowingCache> growing;
   if (appends) {

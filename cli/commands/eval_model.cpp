@@ -211,8 +211,8 @@ void make_settings(const ModelOptions& options, const GivenFields& selection, Mo
   for (const CodecSpec& spec : settings.specs) {
     const bool exact = spec.entry->capabilities.lossless;  // as encode does it
     CodecContext context{.num_layers = config.num_layers,
-                         .heads = config.num_kv_heads,
-                         .head_dim = config.head_dim,
+                         .heads = config.max_kv_heads(),
+                         .head_dim = config.max_head_dim(),
                          .layer_shapes = layer_shapes_of(config),
                          .query_heads = config.num_q_heads,
                          .storage = spec.dtype == DType::f32 && !exact ? DType::bf16 : spec.dtype,

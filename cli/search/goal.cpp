@@ -53,11 +53,10 @@ constexpr double kQualityDb[] = {10, 15, 20, 30};
 void check_model(const std::string& model, ModelFiles& files, const KvReader& kv) {
   const ModelConfig& config = files.description().config;
   const ModelInfo& info = kv.model();
-  if (config.num_layers != info.num_layers || config.num_kv_heads != info.num_kv_heads ||
-      config.head_dim != info.head_dim)
+  const int heads = config.max_kv_heads(), dims = config.max_head_dim();
+  if (config.num_layers != info.num_layers || heads != info.num_kv_heads || dims != info.head_dim)
     throw bad_input("{}: it has {} layers, {} key/value heads of {}; the cache has {}, {} of {}", model,
-                    config.num_layers, config.num_kv_heads, config.head_dim, info.num_layers,
-                    info.num_kv_heads, info.head_dim);
+                    config.num_layers, heads, dims, info.num_layers, info.num_kv_heads, info.head_dim);
   if (!info.weights().empty())  // a digest requires reading all weights
     check_same_weights(model, model_info(model, files, false), kv.name(), info);
 }

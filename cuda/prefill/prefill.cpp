@@ -324,7 +324,7 @@ class DeviceSteps final : public PrefillSteps {
     });
   }
 
-  PastRows past_rows(size_t document) override {
+  PastRows past_rows(int /*layer*/, size_t document) override {
     const size_t past = plan_.documents[document].past, width = as_size(config_.key_width());
     return {MatrixView<float>(at_->past_keys.data(), past, width),
             MatrixView<float>(at_->past_values.data(), past, width)};

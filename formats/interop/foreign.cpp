@@ -70,16 +70,21 @@ ModelInfo model_of(std::vector<LayerShape> shapes, const ImportOptions& options,
     if (named->num_layers != model.num_layers)
       throw bad_input("has {} layers; the model {} has {}", model.num_layers, named->model,
                       named->num_layers);
-    const auto all_layers = [&](const auto& test) {
-      return std::ranges::all_of(shapes,
-                                 [&](const LayerShape& shape) { return shape.heads == 0 || test(shape); });
-    };
+    // Rotary embeddings are described by dimensions of a head, so the description goes only with heads of that shape.
+    bool heads_fit = true, dims_fit = true;
+    for (size_t layer = 0; layer < shapes.size(); ++layer) {
+      const LayerShape own = named->layer_shape(static_cast<int>(layer));
+      if (LayerShape& shape = shapes[layer]; shape.heads == 0) {
+        if (own.heads == 0) shape.source = own.source;
+      } else {
+        heads_fit = heads_fit && named->num_q_heads % shape.heads == 0;
+        dims_fit = dims_fit && shape.key_dim == own.key_dim;
+      }
+    }
     model.model = named->model;
     model.family = named->family;
-    if (all_layers([&](const LayerShape& shape) { return named->num_q_heads % shape.heads == 0; }))
-      model.num_q_heads = named->num_q_heads, model.scores = named->scores;
-    // Rotary embeddings are described by dimensions of a head, so the description goes only with heads of that shape.
-    if (all_layers([&](const LayerShape& shape) { return shape.key_dim == named->head_dim; })) {
+    if (heads_fit) model.num_q_heads = named->num_q_heads, model.scores = named->scores;
+    if (dims_fit) {
       model.rope_theta = named->rope_theta;
       model.rope_scaling = named->rope_scaling;
     } else {

@@ -136,7 +136,7 @@ std::string listed(std::vector<std::string_view> names);
 // Parts of a configuration that several families have ---------------------------------------------
 
 /// Refuses a model whose tokens attend to later tokens; field and value show that it does.
-[[noreturn]] void refuse_bidirectional(std::string_view field, bool value);
+[[noreturn]] void refuse_bidirectional(std::string_view field, std::string_view value);
 
 /// An integer that must fit int; its range is checked with the whole configuration.
 int as_int(const char* name, int64_t value);

@@ -252,7 +252,7 @@ ModelDescription describe(const Gguf& file) {
   ModelDescription description;
   ModelConfig& config = description.config;
   if (!fields.get_flag("attention.causal").value_or(true))
-    families::refuse_bidirectional(fields.key("attention.causal"), false);
+    families::refuse_bidirectional(fields.key("attention.causal"), "false");
   config.family = family.model_type;
   config.names = usual_names();
   config.activation = family.activation;

@@ -1,6 +1,7 @@
 #include "formats/models/key_rope.hpp"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "formats/models/family.hpp"
@@ -21,6 +22,8 @@ std::vector<int> layers_with(const ModelConfig& config, LayerRope kind) {
 
 /// Adds values that config.json may omit because they can be computed, or may give elsewhere.
 void add_computed(const RopeScaling& scaling, Json& text) {
+  if (scaling.kind == Kind::proportional)
+    text["rope_type"] = "proportional", text["partial_rotary_factor"] = scaling.share;
   if (scaling.kind != Kind::llama3 && scaling.kind != Kind::yarn && scaling.kind != Kind::longrope) return;
   text["factor"] = scaling.factor;
   text["original_max_position_embeddings"] = scaling.original_positions;
@@ -101,6 +104,18 @@ static ModelConfig rope_config(const ModelInfo& model) {
   if (model.head_dim % 2 != 0)
     throw bad_input("heads of {} dimensions have no pairs to turn", model.head_dim);
   read_rope_description(model.rope_scaling, config);
+  std::array<int, kLayerRopes> dims = {};
+  for (int layer = 0; layer < model.num_layers; ++layer) {
+    const int dim = model.layer_shape(layer).key_dim;
+    int& of_kind = dims[static_cast<size_t>(config.rope_of(layer))];
+    if (dim != 0 && of_kind != 0 && dim != of_kind)
+      throw bad_input("the file does not say how keys of several dimensions were turned");
+    if (dim != 0) of_kind = dim;
+  }
+  const int usual = dims[static_cast<size_t>(LayerRope::usual)],
+            local = dims[static_cast<size_t>(LayerRope::local)];
+  if (usual != 0) config.head_dim = usual;
+  if (local != 0 && local != config.head_dim) config.local_head_dim = local;
   check_ropes(config);
   return config;
 }
@@ -125,9 +140,6 @@ KeyRope key_rope_of(const ModelInfo& model) {
         fmt::format("they are from before the rotary embedding (key_state is {})", model.key_state));
   if (model.rope_theta == 0)
     return KeyRope::unknown("the file does not say how they were turned (rope_theta is 0)");
-  for (int layer = 0; layer < model.num_layers; ++layer)
-    if (const int dim = model.layer_shape(layer).key_dim; dim != 0 && dim != model.head_dim)
-      return KeyRope::unknown("the file does not say how keys of several dimensions were turned");
   try {
     return KeyRope::of(rope_config(model));
   } catch (const Error& error) {

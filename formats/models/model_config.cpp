@@ -28,7 +28,7 @@ std::string listed(std::vector<std::string_view> names) {
   return fmt::format("{} and {}", fmt::join(names, ", "), last);
 }
 
-void refuse_bidirectional(std::string_view field, bool value) {
+void refuse_bidirectional(std::string_view field, std::string_view value) {
   throw bad_input("{} is {}; a model that reads what follows has no cache to go on with", field, value);
 }
 
@@ -185,6 +185,12 @@ void read_longrope(const JsonFields& rope, const JsonFields& fields, RopeScaling
   scaling.attention_factor = rope.get_number("attention_factor").value_or(usual);
 }
 
+[[noreturn]] void refuse_rope_type(const std::string& type) {
+  throw bad_input(
+      "rope_scaling is of type '{}'; supported are 'default', 'linear', 'llama3', 'yarn' and 'longrope'",
+      printable(type));
+}
+
 RopeScaling scaling_of(const JsonFields& rope, const JsonFields& fields, double original) {
   RopeScaling scaling;
   const std::string type = rope_type_of(rope);
@@ -199,10 +205,13 @@ RopeScaling scaling_of(const JsonFields& rope, const JsonFields& fields, double 
     scaling.divisors = read_divisors(rope, type, "divisors");
     return scaling;
   }
-  if (type != "llama3" && type != "yarn" && type != "longrope")
-    throw bad_input(
-        "rope_scaling is of type '{}'; supported are 'default', 'linear', 'llama3', 'yarn' and 'longrope'",
-        printable(type));
+  if (type == "proportional") {
+    scaling.kind = RopeScaling::Kind::proportional;
+    scaling.factor = rope.get_number("factor").value_or(1);
+    scaling.share = rope.get_number("partial_rotary_factor").value_or(1);
+    return scaling;
+  }
+  if (type != "llama3" && type != "yarn" && type != "longrope") refuse_rope_type(type);
   scaling.original_positions = original_positions(rope, fields, original);
   if (type == "llama3") read_llama3(rope, scaling);
   if (type == "yarn") read_yarn(rope, fields, scaling);
@@ -312,6 +321,7 @@ void read_rope(const Family& family, Reading& reading) {
         throw bad_input("rope_parameters differ by layer type ('{}'); one set for all layers is supported",
                         printable(name));
   config.rope = families::rope_of(reading.fields, object, theta, family.original_positions);
+  if (config.rope.scaling.kind == RopeScaling::Kind::proportional) families::refuse_rope_type("proportional");
   std::optional<JsonFields> rope;
   if (object) rope.emplace(*object);
   config.rope.dims = turned_dims_of(family, reading.fields, rope ? &*rope : nullptr, config.head_dim);
@@ -383,7 +393,7 @@ ModelDescription describe(const JsonFields& fields) {
   ModelConfig& config = description.config;
   const Family& family = family_of(fields);
   refuse_quantized(fields);
-  if (!fields.get_bool("is_causal").value_or(true)) families::refuse_bidirectional("is_causal", false);
+  if (!fields.get_bool("is_causal").value_or(true)) families::refuse_bidirectional("is_causal", "false");
   config.family = family.model_type;
   config.activation = activation_of(family, fields);
   config.num_layers = need_size(fields, "num_hidden_layers");
@@ -410,16 +420,25 @@ ModelDescription describe(const JsonFields& fields) {
   return description;
 }
 
+/// What is said of the part that reads text, of a model that reads pictures or sounds too.
+nlohmann::json text_part(nlohmann::json object) {
+  if (!object.contains("text_config") || !object["text_config"].is_object()) return object;
+  nlohmann::json text = object["text_config"];
+  for (const char* name : {"dtype", "torch_dtype", "tie_word_embeddings", "quantization_config"})
+    if (object.contains(name) && !text.contains(name)) text[name] = object[name];
+  return text;
+}
+
 }  // namespace
 
 ModelDescription parse_model_config(const std::string& text, const std::string& file) {
-  const nlohmann::json object = parse_json_object(text, file);
+  const nlohmann::json object = text_part(parse_json_object(text, file));
   return with_context(file, [&] { return describe(JsonFields(object)); });
 }
 
 ModelDescription read_model_config(const std::string& directory) {
   const std::string file = directory + "/config.json";
-  const nlohmann::json object = read_json_object(file, kMaxBytes);
+  const nlohmann::json object = text_part(read_json_object(file, kMaxBytes));
   return with_context(file, [&] { return describe(JsonFields(object)); });
 }
 

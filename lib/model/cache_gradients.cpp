@@ -242,6 +242,9 @@ std::string beyond_gradients(const ModelConfig& config) {
   if (config.is_latent()) return "latent attention";
   if (!config.delta.layers.empty()) return "layers without attention";
   if (config.output_gate) return "gated attention";
+  if (config.local_head_dim > 0 || config.shared_layers > 0 || config.token_inputs.width > 0 ||
+      config.value_norm || config.keys_make_values || !config.names.layer_scale.empty())
+    return "layers that differ or share, or values with norms";
   if (config.mixture.experts > 0) return "a mixture of experts";
   if (!has_derivative(config.activation)) return "an MLP that bounds its values";
   return "";

@@ -62,6 +62,11 @@ void check_rope(const Rope& rope, int head_dim) {
   if (scaling.kind == Kind::none) return;
   if (scaling.kind == Kind::divided) return check_divisors(scaling.divisors, dims);
   check_positive("rope scaling factor", scaling.factor);
+  if (scaling.kind == Kind::proportional) {
+    check_positive("partial_rotary_factor", scaling.share);
+    if (scaling.share > 1) throw bad_input("partial_rotary_factor is {}; it is at most 1", scaling.share);
+    return;
+  }
   if (scaling.kind == Kind::linear) return;
   check_positive("original_max_position_embeddings", scaling.original_positions);
   if (scaling.kind == Kind::llama3) return check_llama3(scaling);
@@ -125,6 +130,36 @@ void check_delta(const ModelConfig& config) {
     throw bad_input("no layer has attention; a model without a cache of keys and values is not supported");
 }
 
+void check_heads(const ModelConfig& config, int kv_heads, int head_dim) {
+  check_size("num_key_value_heads", kv_heads, kMaxHeads);
+  check_size("head_dim", head_dim, kMaxHeadDim);
+  if (config.num_q_heads % kv_heads != 0)
+    throw bad_input("num_attention_heads is {}; it must be a multiple of num_key_value_heads ({})",
+                    config.num_q_heads, kv_heads);
+  if (head_dim % 2 != 0)
+    throw bad_input("head_dim is {}; rotary embeddings turn pairs, so it must be even", head_dim);
+}
+
+/// What layers have for themselves, and of others.
+void check_layers(const ModelConfig& config) {
+  if (config.local_head_dim != 0) check_heads(config, config.local_kv_heads, config.local_head_dim);
+  if (config.shared_intermediate_size != 0)
+    check_size("intermediate_size of shared layers", config.shared_intermediate_size, kMaxWidth);
+  if (config.shared_layers < 0 || config.shared_layers >= config.num_layers)
+    throw bad_input("num_kv_shared_layers is {}; it must be in 0..{}", config.shared_layers,
+                    config.num_layers - 1);
+  for (int layer = 0; layer < config.num_layers; ++layer)
+    if (config.source_of(layer) < 0)
+      throw bad_input("num_kv_shared_layers is {}; no layer before them is of the kind of layer {}",
+                      config.shared_layers, layer);
+  if (config.token_inputs.width == 0) return;
+  check_size("hidden_size_per_layer_input", config.token_inputs.width, kMaxWidth);
+  check_size("vocab_size_per_layer_input", config.token_inputs.vocabulary, kMaxVocabulary);
+  if (config.token_inputs.vocabulary < config.vocabulary_size)
+    throw bad_input("vocab_size_per_layer_input is {}; it must be at least vocab_size ({})",
+                    config.token_inputs.vocabulary, config.vocabulary_size);
+}
+
 void check_scales(const ModelConfig& config) {
   check_positive("the scale of embeddings", config.embedding_scale);
   check_positive("the scale of residuals", config.residual_scale);
@@ -138,7 +173,7 @@ void check_scales(const ModelConfig& config) {
 
 void check_ropes(const ModelConfig& config) {
   check_rope(config.rope, config.head_dim);
-  check_rope(config.local_rope, config.head_dim);
+  check_rope(config.local_rope, config.head_dim_of(LayerRope::local));
   if (!config.layer_rope.empty() && config.layer_rope.size() != static_cast<size_t>(config.num_layers))
     throw failed("{} layers have a rotary embedding or none; there are {} layers", config.layer_rope.size(),
                  config.num_layers);
@@ -149,19 +184,14 @@ void check(const ModelConfig& config) {
   check_size("hidden_size", config.hidden_size, kMaxWidth);
   check_size("intermediate_size", config.intermediate_size, kMaxWidth);
   check_size("num_attention_heads", config.num_q_heads, kMaxHeads);
-  check_size("num_key_value_heads", config.num_kv_heads, kMaxHeads);
-  check_size("head_dim", config.head_dim, kMaxHeadDim);
   check_size("vocab_size", config.vocabulary_size, kMaxVocabulary);
   if (config.max_positions < 0)
     throw bad_input("max_position_embeddings is {}; it must not be negative", config.max_positions);
-  if (config.num_q_heads % config.num_kv_heads != 0)
-    throw bad_input("num_attention_heads is {}; it must be a multiple of num_key_value_heads ({})",
-                    config.num_q_heads, config.num_kv_heads);
-  if (config.head_dim % 2 != 0)
-    throw bad_input("head_dim is {}; rotary embeddings turn pairs, so it must be even", config.head_dim);
+  check_heads(config, config.num_kv_heads, config.head_dim);
   if (!(config.norm_epsilon >= 0) || !std::isfinite(config.norm_epsilon))
     throw bad_input("rms_norm_eps is {}; it must be 0 or positive", config.norm_epsilon);
   check_ropes(config);
+  check_layers(config);
   check_scales(config);
   check_latent(config);
   check_delta(config);
@@ -176,8 +206,25 @@ void check(const ModelConfig& config) {
     if (window < 0) throw bad_input("sliding_window is {}; it must be positive or null", window);
 }
 
+int ModelConfig::source_of(int layer) const {
+  int source = layer;
+  const int own = num_layers - shared_layers;
+  if (shared_layers > 0 && layer >= own)
+    for (source = own - 1; source >= 0 && rope_of(source) != rope_of(layer);) --source;
+  return source;
+}
+
+ModelConfig ModelConfig::of_layer(int layer) const {
+  ModelConfig own = *this;
+  if (rope_of(layer) == LayerRope::local && local_head_dim > 0)
+    own.num_kv_heads = local_kv_heads, own.head_dim = local_head_dim;
+  if (source_of(layer) != layer) own.intermediate_size = mlp_width();
+  own.local_kv_heads = own.local_head_dim = own.shared_intermediate_size = 0;
+  return own;
+}
+
 bool ModelConfig::has_mlp() const {
-  return mixture.experts == 0 ||
+  return mixture.experts == 0 || mixture.beside_mlp ||
          std::find(mixture.layers.begin(), mixture.layers.end(), false) != mixture.layers.end();
 }
 
@@ -189,10 +236,14 @@ std::string beyond_llama(const ModelConfig& config) {
       {config.is_latent(), "latent attention"},
       {!config.delta.layers.empty(), "layers without attention"},
       {config.output_gate, "gated attention"},
+      {config.local_head_dim > 0 || config.shared_layers > 0, "layers that differ or share keys and values"},
+      {config.value_norm || config.keys_make_values, "values with norms, or made as keys"},
+      {config.token_inputs.width > 0 || !names.layer_scale.empty(), "inputs or scales of each layer"},
       {std::ranges::any_of(config.layer_rope, [](LayerRope rope) { return rope != LayerRope::usual; }),
        "rotary embeddings that differ by layer"},
       {turned_dims(config.rope, config.head_dim) != config.head_dim, "heads that are turned in part"},
-      {scaling == Kind::yarn || scaling == Kind::longrope, "rope scaling by yarn or longrope"},
+      {scaling == Kind::yarn || scaling == Kind::longrope || scaling == Kind::proportional,
+       "rope scaling by yarn or longrope, or in part"},
       {config.norm != NormKind::rms, "layer norms with a mean"},
       {config.qk_norm == QkNorm::whole, "norms of whole queries and keys"},
       {names.attention_norm.empty() || names.mlp_norm.empty() || !names.attention_out_norm.empty() ||

@@ -2,6 +2,7 @@
 // fills this in (formats/models/families/); the forward pass only knows the parts.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -21,7 +22,8 @@ struct RopeScaling {
     yarn,    ///< the same by how often a frequency turns within original_positions (Peng et al. 2023)
     longrope,  ///< each frequency by a number of its own, of one list for documents up to original_positions and
                ///< of another for longer ones (Ding et al. 2024)
-    divided,  ///< each frequency by a number of its own (the form of llama3 in GGUF files)
+    divided,       ///< each frequency by a number of its own (the form of llama3 in GGUF files)
+    proportional,  ///< those of the first pairs divided by `factor`; the others are 0 (Gemma 4)
   };
   Kind kind = Kind::none;
   double factor = 1;
@@ -34,6 +36,7 @@ struct RopeScaling {
   double attention_factor = 1;       ///< yarn, longrope: factor of turned dimensions
   std::vector<float> divisors = {};  ///< divided, and longrope's of short documents: one for each frequency
   std::vector<float> long_divisors = {};  ///< longrope: of longer ones
+  double share = 1;                       ///< proportional: of the pairs that turn
 };
 
 /// A rotary embedding.
@@ -118,7 +121,9 @@ struct Mixture {
   /// Experts lie in `groups` of one size, and a token's experts come from `chosen_groups` of them: those with the largest
   /// sums of their `group_best` largest scores (DeepSeek-V2, section 2.2.2).
   int groups = 1, chosen_groups = 1, group_best = 1;
-  double scale = 1;      ///< factor of the chosen experts' output
+  double scale = 1;  ///< factor of the chosen experts' output
+  /// The MLP is there too: both read the same states, each with norms of its own (Gemma 4).
+  bool beside_mlp = false;
   int shared_width = 0;  ///< intermediate size of an MLP beside the experts, for all tokens; 0: there is none
   /// Layers with a mixture; the others have an MLP. One entry per layer if there are experts.
   std::vector<bool> layers = {};
@@ -150,6 +155,13 @@ struct DeltaLayers {
 enum class FusedQkv {
   parts,  ///< all of the query, then all of the key, then all of the value
   heads,  ///< of each head query, key and value, head by head
+};
+
+/// Numbers that every layer has of a token: its part of a row of a table, and what it makes of the token's embedding. They gate a
+/// narrow MLP at the layer's end (Gemma 4).
+struct TokenInputs {
+  int width = 0;       ///< in each layer; 0: there are none
+  int vocabulary = 0;  ///< rows of the table
 };
 
 /// Names of the tensors of a layer of DeltaLayers, behind their beginning, TensorNames::delta.
@@ -197,6 +209,16 @@ struct TensorNames {
   /// In the place of the experts' three: two tensors of all experts behind "`experts`.", without ".weight", each matrix
   /// stored transposed; in this one, the outputs of gate and up alternate. Biases are behind "_bias".
   std::string_view stacked_gate_up;
+  bool stacked_halves = false;  ///< they are not transposed, and the outputs of up follow those of gate
+  /// With Mixture::beside_mlp: norms of the MLP's output, of the experts' input and output; factors of the router's input, which is
+  /// normalised, and of each expert's output, no ".weight".
+  std::string_view beside_out_norm, expert_norm, expert_out_norm, router_scale, expert_scales;
+  std::string_view layer_scale;  ///< the factor of hidden states behind a layer; no ".weight"
+  // TokenInputs: tensors of the model, of which a layer uses its rows or columns, and those of each layer.
+  std::string_view token_table = "embed_tokens_per_layer", token_projection = "per_layer_model_projection",
+                   token_norm = "per_layer_projection_norm";
+  std::string_view token_gate = "per_layer_input_gate", token_output = "per_layer_projection",
+                   token_output_norm = "post_per_layer_input_norm";
   /// Scores that every query has beside those of keys, one per head; no ".weight".
   std::string_view sinks;
 };
@@ -215,8 +237,15 @@ struct ModelConfig {
   int vocabulary_size = 0;
   int max_positions = 0;  ///< context length that the model was made for; longer documents are computed too
 
+  /// num_kv_heads and head_dim of layers with LayerRope::local, where heads differ from those of the others; else 0.
+  int local_kv_heads = 0, local_head_dim = 0;
+  /// So many last layers make no keys and values: their queries meet those of the last layer before with the same rotary embedding.
+  int shared_layers = 0;
+  int shared_intermediate_size = 0;  ///< width of the MLP in these; 0: as in the others
+
   LatentAttention latent;
   DeltaLayers delta;
+  TokenInputs token_inputs;
   bool output_gate =
       false;  ///< attention's output is multiplied by the sigmoid of what `query` makes beside each query
 
@@ -227,6 +256,10 @@ struct ModelConfig {
   double norm_epsilon = 1e-6;
   bool norm_adds_one = false;  ///< norms multiply by 1 + the stored weight (Gemma)
   QkNorm qk_norm = QkNorm::none;
+
+  bool value_norm = false;  ///< the heads of values are normalised too, without weights
+  /// Without LayerRope::local, values are what `key` makes, before norms and the rotary embedding.
+  bool keys_make_values = false;
 
   bool qkv_bias = false;     ///< biases on the query, key and value projections
   bool output_bias = false;  ///< bias on the attention's output projection
@@ -252,11 +285,16 @@ struct ModelConfig {
   TensorNames names;
 
   int group_size() const { return num_q_heads / num_kv_heads; }
-  int query_width() const { return num_q_heads * head_dim; }
-  int key_width() const { return num_kv_heads * head_dim; }
+  // Widths and numbers of heads: the largest of all layers; in of_layer() those of the layer.
+  int query_width() const { return num_q_heads * max_head_dim(); }
+  int key_width() const { return std::max(num_kv_heads * head_dim, local_kv_heads * local_head_dim); }
+  int mlp_width() const { return std::max(intermediate_size, shared_intermediate_size); }
+  int max_kv_heads() const { return std::max(num_kv_heads, local_kv_heads); }
+  int max_head_dim() const { return std::max(head_dim, local_head_dim); }
   bool is_latent() const { return latent.rank > 0; }
   int value_dim() const { return is_latent() ? latent.rank : head_dim; }  ///< of a head that queries meet
-  int attended_width() const { return num_q_heads * value_dim(); }        ///< of attention's output
+  /// Of attention's output.
+  int attended_width() const { return is_latent() ? num_q_heads * latent.rank : query_width(); }
   /// Width of values of a layer in a cache: 0 where they lie in keys.
   int cached_value_width() const { return is_latent() ? 0 : key_width(); }
   int cache_width() const { return key_width() + cached_value_width(); }
@@ -264,6 +302,15 @@ struct ModelConfig {
     return layer_rope.empty() ? LayerRope::usual : layer_rope[static_cast<size_t>(layer)];
   }
   bool is_delta(int layer) const { return !delta.layers.empty() && delta.layers[static_cast<size_t>(layer)]; }
+  int head_dim_of(LayerRope kind) const {
+    return kind == LayerRope::local && local_head_dim > 0 ? local_head_dim : head_dim;
+  }
+  /// The layer whose keys and values the layer's queries meet: itself, or another; -1: there is none before.
+  int source_of(int layer) const;
+  /// True if a cache has keys and values of the layer.
+  bool has_cache(int layer) const { return !is_delta(layer) && source_of(layer) == layer; }
+  /// The model with the heads and the MLP of that layer in all.
+  ModelConfig of_layer(int layer) const;
   bool has_mixture(int layer) const {
     return mixture.experts > 0 && mixture.layers[static_cast<size_t>(layer)];
   }

@@ -30,6 +30,11 @@ void keep(MatrixView<const float> rows, size_t first, Matrix<float>& kept) {
   each_row(rows.rows(), [&](size_t i) { std::ranges::copy(rows.row(i), kept.row(first + i).begin()); });
 }
 
+/// The beginning of a matrix's memory as rows of another width.
+MatrixView<float> shaped(Matrix<float>& memory, size_t rows, int width) {
+  return {memory.data(), rows, as_size(width)};
+}
+
 /// Intermediate rows of latent attention for a chunk's tokens: of queries, and of the output of attention.
 struct LatentRows {
   LatentRows(const ModelConfig& config, size_t rows)
@@ -67,13 +72,13 @@ class MixtureSteps {
     if (mixture.experts == 0) return 0;
     const size_t shares = as_size(mixture.chosen) * sizeof(Share) / sizeof(float);
     return as_size(mixture.experts) + as_size(mixture.width) + as_size(mixture.shared_width) +
-           2 * as_size(config.hidden_size) + shares;
+           (mixture.beside_mlp ? 4 : 2) * as_size(config.hidden_size) + shares;
   }
-  /// out = the sum of the outputs of each row's experts, weighted by the router. x, out: (n, hidden_size). Of
+  /// out = the sum of the outputs of each row's experts, weighted by the router, whose input is routed. x, out: (n, hidden_size). Of
   /// experts or groups with the same score those with the smaller numbers are chosen.
-  void run(const LlamaLayer& layer, MatrixView<const float> x, MatrixView<float> out,
-           WorkerScratch& scratch) {
-    route(layer, x, scratch);
+  void run(const LlamaLayer& layer, MatrixView<const float> x, MatrixView<const float> routed,
+           MatrixView<float> out, WorkerScratch& scratch) {
+    route(layer, routed, scratch);
     for (size_t row = 0; row < out.rows(); ++row) std::ranges::fill(out.row(row), 0.0f);
     for (size_t i = 0; i < shares_.size(); ++i)
       if (!shares_[i].empty()) run_expert(layer.experts[i], shares_[i], x, out, scratch);
@@ -132,7 +137,9 @@ class MixtureSteps {
       const float divisor = config_.mixture.normalised && sum > 0 ? sum : 1;
       const auto factor = static_cast<float>(config_.mixture.scale);
       for (const Scored& expert : chosen)
-        shares_[expert.id].push_back({row, own[expert.id] / divisor * factor});
+        shares_[expert.id].push_back(
+            {row, own[expert.id] / divisor * factor *
+                      (layer.expert_scales.empty() ? 1.0f : layer.expert_scales[expert.id])});
     }
   }
   void run_expert(const Mlp& expert, const std::vector<Share>& shares, MatrixView<const float> x,
@@ -310,18 +317,18 @@ class CpuSteps final : public TapedSteps {
     }
     for (size_t i = 0; i < plan.documents.size(); ++i)
       document_of_row_.insert(document_of_row_.end(), plan.documents[i].tokens, i);
+    for (int i = 0; i < config_.num_layers && (config_.local_head_dim > 0 || config_.shared_layers > 0); ++i)
+      own_.push_back(config_.of_layer(i));
   }
 
   void embed() override {
-    each_row(hidden_.rows(), [&](size_t row) {
-      read_floats(*weights_.embedding, plan_.batch->tokens[row] * hidden_.cols(), hidden_.row(row));
-      if (config_.embedding_scale != 1) scale(hidden_.row(row), static_cast<float>(config_.embedding_scale));
-    });
+    each_row(hidden_.rows(), [&](size_t row) { embed(row, hidden_.row(row)); });
   }
 
-  PastRows past_rows(size_t document) override {
+  PastRows past_rows(int layer, size_t document) override {
     const DocumentPlace& place = plan_.documents[document];
-    return {key_.view().rows(place.key_first, place.past), value_.view().rows(place.key_first, place.past)};
+    const PastRows all = rows_of(layer, key_, value_, key_.rows());
+    return {all.keys.rows(place.key_first, place.past), all.values.rows(place.key_first, place.past)};
   }
   void place_past(size_t) override {}  // past_rows() are in their final place
 
@@ -329,12 +336,15 @@ class CpuSteps final : public TapedSteps {
     const LlamaLayer& layer = weights_.layers[as_size(index)];
     const LayerInput x = normed(layer.attention_norm, first, count);
     if (config_.is_delta(index)) return delta_.project(layer.delta, x, scratch_);
-    const MatrixView<float> query = query_.view().rows(0, count), key = new_key_.view().rows(0, count);
+    const PastRows all = rows_of(index, key_, value_, key_.rows()),
+                   made = rows_of(index, new_key_, new_value_, count);
+    const MatrixView<float> query = shaped(query_, count, own_of(index).query_width()), key = made.keys;
     if (config_.is_latent()) {
       project_latent(layer, x, query, key);
     } else {
-      std::vector<LinearOutput> outputs = {
-          {&layer.query, query}, {&layer.key, key}, {&layer.value, new_value_.view().rows(0, count)}};
+      std::vector<LinearOutput> outputs = {{&layer.query, query}};
+      if (!layer.key.empty()) outputs.push_back({&layer.key, key});
+      if (!layer.value.empty()) outputs.push_back({&layer.value, made.values});
       if (!layer.output_gate.empty())
         outputs.push_back({&layer.output_gate, output_gate_.view().rows(0, count)});
       apply(x, outputs, Write::replace, scratch_);
@@ -343,18 +353,23 @@ class CpuSteps final : public TapedSteps {
       keep(query, first, tape_->raw_query);
       keep(key, first, tape_->raw_key);
     }
+    const float factor = query_scale(own_of(index));
+    const PastRows before = before_rope(index, count);
     each_row(count, [&](size_t i) {
-      norm_heads(query_.row(i), layer.query_norm);
-      norm_heads(new_key_.row(i), layer.key_norm);
-      if (query_scale_ != 1) scale(query_.row(i), query_scale_);
+      if (layer.value.empty())
+        std::ranges::copy(key.row(i).first(made.values.cols()), made.values.row(i).begin());
+      norm_heads(query.row(i), layer.query_norm);
+      norm_heads(key.row(i), layer.key_norm);
+      norm_heads(made.values.row(i), layer.value_norm);
+      if (factor != 1) scale(query.row(i), factor);
       if (plan_.options->before_rope) {
-        if (plan_.options->queries) std::ranges::copy(query_.row(i), query_before_rope_.row(i).begin());
-        std::ranges::copy(new_key_.row(i), key_before_rope_.row(i).begin());
+        if (plan_.options->queries) std::ranges::copy(query.row(i), before.values.row(i).begin());
+        std::ranges::copy(key.row(i), before.keys.row(i).begin());
       }
-      turn(index, first + i, query_.row(i));
-      turn(index, first + i, new_key_.row(i));
-      std::ranges::copy(new_key_.row(i), key_.row(plan_.key_row[first + i]).begin());
-      std::ranges::copy(new_value_.row(i), value_.row(plan_.key_row[first + i]).begin());
+      turn(index, first + i, query.row(i));
+      turn(index, first + i, key.row(i));
+      std::ranges::copy(key.row(i), all.keys.row(plan_.key_row[first + i]).begin());
+      std::ranges::copy(made.values.row(i), all.values.row(plan_.key_row[first + i]).begin());
     });
     if (tape_) keep(query, first, tape_->query);
   }
@@ -375,10 +390,13 @@ class CpuSteps final : public TapedSteps {
     // Before attention is added, as both read the same states.
     std::optional<LayerInput> mlp_input;
     if (config_.parallel_residual) mlp_input = read_by_mlp(layer, first, count);
-    add_branch(layer.output, heads_output(layer, count), layer.attention_out_norm, first,
+    add_branch(layer.output, heads_output(layer, index, count), layer.attention_out_norm, first,
                tape_ ? &tape_->attention_branch : nullptr);
     if (!config_.parallel_residual) mlp_input = read_by_mlp(layer, first, count);
     add_mlp(layer, *mlp_input, first);
+    if (config_.token_inputs.width > 0) add_token_inputs(layer, index, first, count);
+    if (layer.scale != 1) each_row(count, [&](size_t i) { scale(hidden_.row(first + i), layer.scale); });
+    if (first + count == hidden_.rows() && is_shared(index)) shared_[index] = present_;
   }
 
   std::span<const float> state(size_t document) const override { return delta_.state(document); }
@@ -389,13 +407,14 @@ class CpuSteps final : public TapedSteps {
   LayerChunk projected(int layer, size_t first, size_t count) override {
     const size_t queries = plan_.options->queries ? count : 0,
                  before = plan_.options->before_rope ? count : 0;
+    const PastRows made = rows_of(layer, new_key_, new_value_, count), raw = before_rope(layer, before);
     return {.layer = layer,
             .first = first,
-            .key = new_key_.view().rows(0, count),
-            .value = new_value_.view().rows(0, count),
-            .query = query_.view().rows(0, queries),
-            .key_before_rope = key_before_rope_.view().rows(0, before),
-            .query_before_rope = query_before_rope_.view().rows(0, std::min(queries, before))};
+            .key = made.keys,
+            .value = made.values,
+            .query = shaped(query_, queries, own_of(layer).query_width()),
+            .key_before_rope = raw.keys,
+            .query_before_rope = raw.values.rows(0, std::min(queries, before))};
   }
 
   MatrixView<const float> logits(size_t first, size_t count) override {
@@ -416,6 +435,41 @@ class CpuSteps final : public TapedSteps {
   }
 
  private:
+  const ModelConfig& own_of(int layer) const { return own_.empty() ? config_ : own_[as_size(layer)]; }
+
+  /// Rows in this memory of what the layer makes for a cache; without columns if it makes nothing.
+  PastRows rows_of(int layer, Matrix<float>& keys, Matrix<float>& values, size_t count) const {
+    const bool cached = config_.has_cache(layer);
+    return {shaped(keys, count, cached ? own_of(layer).key_width() : 0),
+            shaped(values, count, cached ? own_of(layer).cached_value_width() : 0)};
+  }
+
+  /// Keys before the rotary embedding, and in the place of values queries.
+  PastRows before_rope(int layer, size_t count) {
+    return {rows_of(layer, key_before_rope_, new_value_, count).keys,
+            shaped(query_before_rope_, count, own_of(layer).query_width())};
+  }
+
+  /// True if later layers use its keys and values.
+  bool is_shared(int layer) const {
+    for (int other = config_.num_layers - config_.shared_layers; other < config_.num_layers; ++other)
+      if (config_.source_of(other) == layer && other != layer) return true;
+    return false;
+  }
+
+  /// Keys and values that the layer's queries meet; with latent attention values are columns of the keys.
+  PastRows met_by(int layer) {
+    const int source = config_.source_of(layer);
+    auto& [keys, values] = source == layer ? present_ : shared_.at(source);
+    const PastRows all = rows_of(source, keys, values, keys.rows());
+    return {all.keys, config_.is_latent() ? all.keys.columns(0, as_size(config_.latent.rank)) : all.values};
+  }
+
+  void embed(size_t row, std::span<float> out) const {
+    read_floats(*weights_.embedding, plan_.batch->tokens[row] * out.size(), out);
+    if (config_.embedding_scale != 1) scale(out, static_cast<float>(config_.embedding_scale));
+  }
+
   /// out may be x.
   void norm_row(const Norm& norm, std::span<const float> x, std::span<float> out) const {
     norm_row(norm, config_.norm_epsilon, x, out);
@@ -496,8 +550,8 @@ class CpuSteps final : public TapedSteps {
   }
 
   /// The input of the output matrix, made from the attended rows of all heads.
-  MatrixView<const float> heads_output(const LlamaLayer& layer, size_t count) {
-    const MatrixView<const float> attended = std::as_const(attended_).view().rows(0, count);
+  MatrixView<const float> heads_output(const LlamaLayer& layer, int index, size_t count) {
+    const MatrixView<const float> attended = shaped(attended_, count, own_of(index).attended_width());
     if (!config_.is_latent()) return attended;
     const size_t rank = as_size(config_.latent.rank), dim = as_size(config_.latent.value_dim);
     const MatrixView<float> out = latent_.values.view().rows(0, count);
@@ -506,12 +560,6 @@ class CpuSteps final : public TapedSteps {
             Write::replace, scratch_);
     }
     return out;
-  }
-
-  /// Values of all tokens; with latent attention they are columns of the keys.
-  MatrixView<const float> values() const {
-    if (config_.is_latent()) return key_.view().columns(0, as_size(config_.latent.rank));
-    return value_;
   }
 
   void norm_heads(std::span<float> heads, const Norm& norm) const {
@@ -528,26 +576,31 @@ class CpuSteps final : public TapedSteps {
   }
 
   void attend(int index, size_t first, size_t count) {
-    const MatrixView<float> attended = attended_.view().rows(0, count);
+    const ModelConfig& own = own_of(index);
+    const MatrixView<float> attended = shaped(attended_, count, own.attended_width()),
+                            query = shaped(query_, count, own.query_width());
+    const PastRows met = met_by(index);
     if (plan_.options->attention)
-      attend_by_method(index, first, count, attended);
+      attend_by_method(index, first, query, met, attended);
     else
-      causal_attention(config_,
+      causal_attention(own,
                        {.documents = plan_.documents,
                         .window = config_.window[as_size(index)],
                         .sinks = weights_.layers[as_size(index)].sinks,
                         .compute = weights_.compute,
                         .first = first,
-                        .query = query_.view().rows(0, count),
-                        .key = key_,
-                        .value = values(),
+                        .query = query,
+                        .key = met.keys,
+                        .value = met.values,
                         .out = attended,
                         .log_sums = tape_ ? tape_->log_sums.view().rows(first, count) : MatrixView<float>()},
                        scratch_);
     if (tape_) keep(attended, first, tape_->attended);
   }
 
-  void attend_by_method(int index, size_t first, size_t count, MatrixView<float> attended) {
+  void attend_by_method(int index, size_t first, MatrixView<const float> query, const PastRows& met,
+                        MatrixView<float> attended) {
+    const size_t count = query.rows();
     for (size_t i = 0; i < plan_.documents.size(); ++i) {
       const DocumentPlace& document = plan_.documents[i];
       const size_t begin = std::max(first, document.first);
@@ -555,12 +608,13 @@ class CpuSteps final : public TapedSteps {
       if (begin >= end) continue;
       const size_t position = plan_.positions[begin], rows = position + end - begin - document.unread;
       plan_.options->attention->attend({.layer = index,
+                                        .source = config_.source_of(index),
                                         .document = i,
                                         .past = document.past,
                                         .position = position,
-                                        .query = query_.view().rows(begin - first, end - begin),
-                                        .key = key_.view().rows(document.key_first, rows),
-                                        .value = values().rows(document.key_first, rows),
+                                        .query = query.rows(begin - first, end - begin),
+                                        .key = met.keys.rows(document.key_first, rows),
+                                        .value = met.values.rows(document.key_first, rows),
                                         .out = attended.rows(begin - first, end - begin),
                                         .sinks = weights_.layers[as_size(index)].sinks});
     }
@@ -592,7 +646,10 @@ class CpuSteps final : public TapedSteps {
   void add_mlp(const LlamaLayer& layer, const LayerInput& x, size_t first) {
     if (!layer.experts.empty()) {
       const MatrixView<float> branch = branch_.view().rows(0, x.rows());
-      mixture_.run(layer, x.floats, branch, scratch_);
+      if (layer.mlp.up.empty())
+        mixture_.run(layer, x.floats, x.floats, branch, scratch_);
+      else
+        run_mlp_and_experts(layer, x, first, branch);
       return add_branch(branch, layer.mlp_out_norm, first);
     }
     if (tape_) return add_mlp_on_tape(layer, x, first);
@@ -602,18 +659,56 @@ class CpuSteps final : public TapedSteps {
       add_mlp(layer, x, first, inner_);
   }
 
+  /// The sum of both outputs, each normalised. x: the input of the MLP.
+  void run_mlp_and_experts(const LlamaLayer& layer, const LayerInput& x, size_t first,
+                           MatrixView<float> out) {
+    const size_t count = x.rows();
+    const MatrixView<float> inner = inner_rows(inner_, count, layer.mlp.up.outputs());
+    apply_activated(x, layer.mlp, config_.activation, inner, scratch_);
+    apply(inner, {&layer.mlp.down, out}, Write::replace, scratch_);
+    norm_rows(layer.beside_out_norm, out, out);
+    Matrix<float> routed(count, hidden_width_), mixed(count, hidden_width_);
+    norm_rows(layer.router_norm, hidden_.view().rows(first, count), routed);
+    mixture_.run(layer, normed(layer.expert_norm, first, count).floats, routed, mixed, scratch_);
+    norm_rows(layer.expert_out_norm, mixed, mixed);
+    for (size_t i = 0; i < count; ++i) add_to(out.row(i), mixed.row(i));
+  }
+
   template <class T>
   void add_mlp(const LlamaLayer& layer, const LayerInput& x, size_t first, Matrix<T>& kept) {
-    const MatrixView<T> inner = inner_rows(kept, x.rows());
+    const MatrixView<T> inner = inner_rows(kept, x.rows(), layer.mlp.up.outputs());
     apply_activated(x, layer.mlp, config_.activation, inner, scratch_);
     add_branch(layer.mlp.down, inner, layer.mlp_out_norm, first, nullptr);
   }
 
   /// Rows between the two halves of the MLP, as floats or bf16. Allocates the matrix on first use.
   template <class T>
-  MatrixView<T> inner_rows(Matrix<T>& kept, size_t count) const {
-    if (kept.rows() == 0) kept = Matrix<T>(plan_.chunk, as_size(config_.intermediate_size));
-    return kept.view().rows(0, count);
+  MatrixView<T> inner_rows(Matrix<T>& kept, size_t count, size_t width) const {
+    if (kept.rows() == 0) kept = Matrix<T>(plan_.chunk, as_size(config_.mlp_width()));
+    return {kept.data(), count, width};
+  }
+
+  /// Adds what the layer makes of its numbers of each token (TokenInputs).
+  void add_token_inputs(const LlamaLayer& layer, int index, size_t first, size_t count) {
+    const size_t width = as_size(config_.token_inputs.width);
+    const auto root = [](size_t number) { return std::sqrt(static_cast<float>(number)); };
+    const MatrixView<float> embedded = normed_.view().rows(0, count), own = token_.view().rows(0, count),
+                            gate = token_gate_.view().rows(0, count);
+    each_row(count, [&](size_t i) { embed(first + i, embedded.row(i)); });
+    apply(embedded, {&layer.token_projection, own}, Write::replace, scratch_);
+    apply(hidden_.view().rows(first, count), {&layer.token_gate, gate}, Write::replace, scratch_);
+    each_row(count, [&](size_t i) {
+      std::vector<float> of_table(width);
+      const size_t row = plan_.batch->tokens[first + i] * as_size(config_.num_layers) + as_size(index);
+      read_floats(*weights_.token_table, row * width, of_table);
+      scale(of_table, root(width));
+      scale(own.row(i), 1 / root(hidden_width_));
+      norm_row(weights_.token_norm, own.row(i), own.row(i));
+      add_to(own.row(i), of_table);
+      scale(own.row(i), std::sqrt(0.5f));
+      activate(config_.activation, gate.row(i), own.row(i));
+    });
+    add_branch(layer.token_output, gate, layer.token_output_norm, first, nullptr);
   }
 
   /// Skips the output of the MLP where the backward pass does not depend on it.
@@ -624,7 +719,7 @@ class CpuSteps final : public TapedSteps {
     if (gated) outputs.push_back({&layer.mlp.gate, tape_->gate.view().rows(first, count)});
     apply(x, outputs, Write::replace, scratch_);
     if (layer.mlp_out_norm.empty()) return;
-    const MatrixView<float> inner = inner_rows(inner_, count);
+    const MatrixView<float> inner = inner_rows(inner_, count, as_size(config_.intermediate_size));
     each_row(count, [&](size_t i) {
       std::ranges::copy(outputs.back().out.row(i), inner.row(i).begin());
       activate(config_.activation, inner.row(i), gated ? outputs[0].out.row(i) : std::span<float>());
@@ -639,11 +734,14 @@ class CpuSteps final : public TapedSteps {
                key_width_ = as_size(config_.key_width()),
                value_width_ = as_size(config_.cached_value_width());
   const RopeTables rope_{config_, plan_.longest};
-  const float query_scale_ = query_scale(config_);
+  std::vector<ModelConfig> own_;  // as each layer sees the model; empty: all as config_ has it
   std::vector<size_t> document_of_row_;
   Matrix<float> hidden_{plan_.batch->tokens.size(), hidden_width_};  // all tokens of the batch
-  // The present layer's keys and values: of caches and new tokens.
-  Matrix<float> key_{plan_.key_rows, key_width_}, value_{plan_.key_rows, value_width_};
+  // The present layer's keys and values, of caches and new tokens, and those that later layers use, by their layer.
+  using Cache = std::pair<Matrix<float>, Matrix<float>>;
+  Cache present_{Matrix<float>(plan_.key_rows, key_width_), Matrix<float>(plan_.key_rows, value_width_)};
+  Matrix<float>&key_ = present_.first, &value_ = present_.second;
+  std::map<int, Cache> shared_;
   // All that follows is of the present chunk.
   Matrix<float> new_key_{chunk_, key_width_}, new_value_{chunk_, value_width_};
   // The input of attention or MLP, and its output if that is modified before it is added.
@@ -656,6 +754,8 @@ class CpuSteps final : public TapedSteps {
   Matrix<uint16_t> rounded_inner_;
   Matrix<float> query_before_rope_, key_before_rope_;
   Matrix<float> final_normed_, logits_;  // of the rows handed out
+  Matrix<float> token_{config_.token_inputs.width > 0 ? chunk_ : 0, as_size(config_.token_inputs.width)},
+      token_gate_ = token_;
   Matrix<float> output_gate_{config_.output_gate ? chunk_ : 0, as_size(config_.query_width())};
   MixtureSteps mixture_{config_, chunk_};
   DeltaSteps delta_{config_, plan_};
@@ -702,25 +802,32 @@ std::unique_ptr<TapedSteps> start_on_cpu(const LlamaWeights& weights, const Pref
 size_t floats_per_chunk_row(const ModelConfig& config, const PrefillOptions& options) {
   const size_t hidden = as_size(config.hidden_size), query = as_size(config.query_width()),
                key = as_size(config.key_width()), attended = as_size(config.attended_width()),
-               mlp = config.has_mlp() ? as_size(config.intermediate_size) : 0;
+               mlp = config.has_mlp() ? as_size(config.mlp_width()) : 0,
+               inputs = 2 * as_size(config.token_inputs.width);
   // Inputs of matrix products, if these are in bf16: the normed input, and the largest of the others.
   const size_t rounded = (hidden + std::max({hidden, query, attended, mlp}) + 1) / 2;
   return hidden + query + attended + as_size(config.cache_width()) + LatentRows::floats_per_row(config) +
          DeltaSteps::floats_per_row(config) + (config.output_gate ? query : 0) +
          (options.before_rope ? (options.queries ? query : 0) + key : 0) + (has_branch(config) ? hidden : 0) +
-         mlp + MixtureSteps::floats_per_row(config) + rounded;
+         mlp + inputs + MixtureSteps::floats_per_row(config) + rounded;
 }
 
 size_t floats_per_token(const ModelConfig& config) {
-  return as_size(config.hidden_size) + as_size(config.cache_width());
+  // The present layer's, and those of a layer of each kind that others use.
+  const size_t kept = config.shared_layers > 0 ? 3 : 1;
+  return as_size(config.hidden_size) + kept * as_size(config.cache_width());
 }
 
 size_t floats_per_position(const ModelConfig& config) {
-  return rope_tables(config) * as_size(config.head_dim);  // at most: heads may be turned in part
+  return rope_tables(config) * as_size(config.max_head_dim());  // at most: heads may be turned in part
 }
 
 size_t floats_per_thread(const ModelConfig& config) {
-  return std::max(linear_scratch_floats(), attention_scratch_floats(config));
+  ModelConfig local = config;
+  if (config.local_head_dim > 0)
+    local.num_kv_heads = config.local_kv_heads, local.head_dim = config.local_head_dim;
+  return std::max(
+      {linear_scratch_floats(), attention_scratch_floats(config), attention_scratch_floats(local)});
 }
 
 void finish_logits(const ModelConfig& config, MatrixView<float> logits) {

@@ -33,10 +33,10 @@ void check_options(const ModelConfig& config, const PrefillOptions& options) {
 }
 
 /// The whole layer, or without the part that only later layers and logits need.
-void run_layer(PrefillSteps& steps, const PrefillPlan& plan, int layer, bool projections_only,
+void run_layer(PrefillSteps& steps, const PrefillPlan& plan, int layer, bool projections_only, bool cached,
                PrefillSink& sink, const std::function<void(size_t tokens)>& done) {
   const size_t tokens = plan.batch->tokens.size();
-  if (!projections_only) read_past(steps, plan, layer);
+  if (!projections_only && cached) read_past(steps, plan, layer);
   for (size_t first = 0; first < tokens; first += plan.chunk) {
     const size_t count = std::min(plan.chunk, tokens - first);
     steps.project(layer, first, count);
@@ -131,7 +131,7 @@ std::span<const float> PastCache::state(int layer, size_t) const {
 void read_past(PrefillSteps& steps, const PrefillPlan& plan, int layer) {
   for (size_t i = 0; i < plan.documents.size(); ++i) {
     if (plan.documents[i].past == plan.documents[i].unread) continue;
-    const PastRows rows = steps.past_rows(i);
+    const PastRows rows = steps.past_rows(layer, i);
     plan.batch->cache->read(layer, i, rows.keys, rows.values);
     steps.place_past(i);
   }
@@ -167,8 +167,9 @@ void LlamaModel::prefill(const PrefillBatch& batch, const PrefillOptions& option
     const auto done = [&](size_t tokens) {
       report(progress, (layer * total + static_cast<double>(tokens)) / layers, total);
     };
-    config.is_delta(layer) ? run_delta_layer(*steps, plan, layer, sink, done)
-                           : run_layer(*steps, plan, layer, projections_only, sink, done);
+    config.is_delta(layer)
+        ? run_delta_layer(*steps, plan, layer, sink, done)
+        : run_layer(*steps, plan, layer, projections_only, config.has_cache(layer), sink, done);
   }
   if (options.logits == LogitRows::later)
     sink.hidden(steps->hidden());

@@ -43,7 +43,7 @@ constexpr uint64_t tokens_kept(WindowLayers choice, const ModelConfig& config, i
 /// Results of one layer for consecutive tokens, heads side by side; the views are valid during the
 /// call only.
 struct LayerChunk {
-  int layer = 0;
+  int layer = 0;     ///< with queries alone where it uses keys and values of another (ModelConfig::source_of)
   size_t first = 0;  ///< place of the first row in PrefillBatch::tokens
   /// (n, num_kv_heads * head_dim) and (n, cached_value_width), that is without columns where values lie in keys; keys
   /// after the rotary embedding.
@@ -96,6 +96,7 @@ struct PrefillBatch {
 /// tokens before each.
 struct AttentionRows {
   int layer = 0;
+  int source = 0;  ///< the layer whose keys and values these are: ModelConfig::source_of(layer)
   size_t document = 0;
   size_t past = 0;                ///< tokens the document has from its cache
   size_t position = 0;            ///< of the first query
@@ -190,10 +191,10 @@ class PrefillSteps {
   virtual ~PrefillSteps() = default;
   /// Sets the hidden states of all tokens.
   virtual void embed() = 0;
-  /// Memory for the document's past keys and values of the present layer, valid until place_past(). Between
+  /// Memory for the document's past keys and values of the layer that is next, valid until place_past(). Between
   /// the two calls the batch's PastCache fills it, and may use a device itself. Called for each layer and
   /// each document that has past tokens.
-  virtual PastRows past_rows(size_t document) = 0;
+  virtual PastRows past_rows(int layer, size_t document) = 0;
   virtual void place_past(size_t document) = 0;
   /// Queries, keys and values of tokens [first, first + count), normalised and turned.
   virtual void project(int layer, size_t first, size_t count) = 0;

@@ -7,6 +7,7 @@
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/model/linear.hpp"
+#include "lib/model/row_ops.hpp"
 
 namespace kvcodec {
 namespace {
@@ -21,10 +22,11 @@ std::string first_of_head(const ModelConfig& config) {
 class Loader {
  public:
   Loader(const ModelConfig& config, const WeightSource& source)
-      : config_(config), names_(config.names), source_(source), prefix_(names_.prefix) {
+      : whole_(config), config_(config), names_(config.names), source_(source), prefix_(names_.prefix) {
     const std::string embedding = fmt::format("{}.weight", names_.embedding);
-    // Checkpoints of the bare model (without the output matrix) lack the prefix.
-    if (!source.find(prefix_ + embedding) && source.find(embedding)) prefix_ = "";
+    // Checkpoints of the bare model (without the output matrix) lack the prefix; others hold the model as the part that reads text.
+    for (const char* const other : {"", "model.language_model.", "language_model.model."})
+      if (!source.find(prefix_ + embedding) && source.find(other + embedding)) prefix_ = other;
   }
 
   const TensorView& tensor(const std::string& tail, const std::vector<uint64_t>& shape) const {
@@ -47,7 +49,8 @@ class Loader {
     return norm;
   }
 
-  LlamaLayer layer(int index) const {
+  LlamaLayer layer(int index) {
+    config_ = whole_.of_layer(index);
     const std::string at = fmt::format("{}.{}.", names_.layers, index);
     const int hidden = config_.hidden_size;
     LlamaLayer layer;
@@ -63,24 +66,28 @@ class Loader {
         layer.mlp = mlp(at);
       return layer;
     }
+    const bool cached = whole_.has_cache(index);
     if (config_.is_latent())
       load_latent(at, layer);
+    else if (cached)
+      load_projections(at, config_.keys_make_values && config_.rope_of(index) != LayerRope::local, layer);
     else
-      load_projections(at, layer);
+      layer.query = linear(at, names_.query, config_.query_width(), hidden, config_.qkv_bias);
     const int heads_width =
         config_.is_latent() ? config_.num_q_heads * config_.latent.value_dim : config_.query_width();
     layer.output = linear(at, names_.output, hidden, heads_width, config_.output_bias);
     if (config_.qk_norm != QkNorm::none) {
       const bool whole = config_.qk_norm == QkNorm::whole;
       layer.query_norm = norm(at, names_.query_norm, whole ? config_.query_width() : config_.head_dim);
-      layer.key_norm = norm(at, names_.key_norm, whole ? config_.key_width() : config_.head_dim);
+      if (cached) layer.key_norm = norm(at, names_.key_norm, whole ? config_.key_width() : config_.head_dim);
     }
+    if (config_.value_norm && cached) layer.value_norm.weight.assign(as_size(config_.head_dim), 1);
+    if (config_.token_inputs.width > 0) load_token_inputs(at, index, layer);
+    if (!names_.layer_scale.empty()) layer.scale = vector(fmt::format("{}{}", at, names_.layer_scale), 1)[0];
     if (!names_.sinks.empty())
       layer.sinks = vector(fmt::format("{}{}", at, names_.sinks), config_.num_q_heads);
-    if (config_.has_mixture(index))
-      load_experts(at, layer);
-    else
-      layer.mlp = mlp(at);
+    if (config_.has_mixture(index)) load_experts(at, layer);
+    if (!config_.has_mixture(index) || config_.mixture.beside_mlp) layer.mlp = mlp(at);
     return layer;
   }
 
@@ -124,7 +131,16 @@ class Loader {
     return part(whole, {as_size(first), as_size(count), as_size(count), as_size(count)});
   }
 
-  void load_projections(const std::string& at, LlamaLayer& layer) const {
+  void load_token_inputs(const std::string& at, int index, LlamaLayer& layer) const {
+    const int width = config_.token_inputs.width, hidden = config_.hidden_size;
+    const Linear all = linear("", names_.token_projection, config_.num_layers * width, hidden, false);
+    layer.token_projection = part(all, index * width, width);
+    layer.token_gate = linear(at, names_.token_gate, width, hidden, false);
+    layer.token_output = linear(at, names_.token_output, hidden, width, false);
+    layer.token_output_norm = norm(at, names_.token_output_norm, hidden);
+  }
+
+  void load_projections(const std::string& at, bool keys_make_values, LlamaLayer& layer) const {
     const int hidden = config_.hidden_size, query = config_.query_width(), key = config_.key_width();
     if (names_.fused_qkv.empty()) {
       if (config_.output_gate) {
@@ -136,7 +152,7 @@ class Loader {
         layer.query = linear(at, names_.query, query, hidden, config_.qkv_bias);
       }
       layer.key = linear(at, names_.key, key, hidden, config_.qkv_bias);
-      layer.value = linear(at, names_.value, key, hidden, config_.qkv_bias);
+      if (!keys_make_values) layer.value = linear(at, names_.value, key, hidden, config_.qkv_bias);
       return;
     }
     const Linear fused = linear(at, names_.fused_qkv, query + 2 * key, hidden, config_.qkv_bias);
@@ -229,6 +245,14 @@ class Loader {
     if (!names_.router_correction.empty())
       layer.router_correction =
           vector(fmt::format("{}{}", at, names_.router_correction), config_.mixture.experts);
+    if (config_.mixture.beside_mlp) {
+      layer.beside_out_norm = norm(at, names_.beside_out_norm, hidden);
+      layer.expert_norm = norm(at, names_.expert_norm, hidden);
+      layer.expert_out_norm = norm(at, names_.expert_out_norm, hidden);
+      layer.router_norm.weight = vector(fmt::format("{}{}", at, names_.router_scale), hidden);
+      scale(layer.router_norm.weight, 1 / std::sqrt(static_cast<float>(hidden)));
+      layer.expert_scales = vector(fmt::format("{}{}", at, names_.expert_scales), config_.mixture.experts);
+    }
     const auto expert = [&](const std::string& name, int inner) {
       return Mlp{linear(name, names_.expert_gate, inner, hidden, biases),
                  linear(name, names_.expert_up, inner, hidden, biases),
@@ -290,13 +314,14 @@ class Loader {
     }
   }
 
-  /// The same of quantized tensors, which are not transposed.
-  static void load_packed_experts(const TensorView& gate_up, const TensorView& down, LlamaLayer& layer) {
-    const uint64_t experts = down.shape[0], width = down.shape[2];
+  /// The same of tensors that are not transposed, as quantized ones; halves: TensorNames::stacked_halves.
+  static void load_packed_experts(const TensorView& gate_up, const TensorView& down, bool halves,
+                                  LlamaLayer& layer) {
+    const uint64_t experts = down.shape[0], width = down.shape[2], run = halves ? width : 1;
     for (uint64_t i = 0; i < experts; ++i) {
       const TensorView both = matrix_at(gate_up, i);
-      layer.experts.push_back({{rows_of(both, {0, width, 1, 2}), {}},
-                               {rows_of(both, {1, width, 1, 2}), {}},
+      layer.experts.push_back({{rows_of(both, {0, width, run, 2 * run}), {}},
+                               {rows_of(both, {run, width, run, 2 * run}), {}},
                                {matrix_at(down, i), {}}});
     }
   }
@@ -306,9 +331,10 @@ class Loader {
                    width = as_size(config_.mixture.width);
     const auto name = [&](std::string_view tail) { return fmt::format("{}{}.{}", at, names_.experts, tail); };
     const TensorView* const packed = source_.find(prefix_ + name(names_.stacked_gate_up));
-    if (packed && is_quantized(packed->type))
+    if (names_.stacked_halves || (packed && is_quantized(packed->type)))
       load_packed_experts(tensor(name(names_.stacked_gate_up), {experts, 2 * width, hidden}),
-                          tensor(name(names_.expert_down), {experts, hidden, width}), layer);
+                          tensor(name(names_.expert_down), {experts, hidden, width}), names_.stacked_halves,
+                          layer);
     else
       load_float_experts(tensor(name(names_.stacked_gate_up), {experts, hidden, 2 * width}),
                          tensor(name(names_.expert_down), {experts, width, hidden}), layer);
@@ -327,7 +353,8 @@ class Loader {
     }
   }
 
-  const ModelConfig& config_;
+  const ModelConfig& whole_;
+  ModelConfig config_;  // of the layer that is loaded
   const TensorNames& names_;
   const WeightSource& source_;
   std::string prefix_;
@@ -345,6 +372,11 @@ LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source)
   weights.embedding = &load.matrix(fmt::format("{}.weight", config.names.embedding), config.vocabulary_size,
                                    config.hidden_size);
   for (int layer = 0; layer < config.num_layers; ++layer) weights.layers.push_back(load.layer(layer));
+  if (const TokenInputs& inputs = config.token_inputs; inputs.width > 0) {
+    weights.token_table = &load.matrix(fmt::format("{}.weight", config.names.token_table), inputs.vocabulary,
+                                       config.num_layers * inputs.width);
+    weights.token_norm = load.norm("", config.names.token_norm, inputs.width);
+  }
   weights.final_norm = load.norm("", config.names.final_norm, config.hidden_size);
   weights.head = load.head(*weights.embedding);
   source.refuse_others(load.found());
@@ -360,6 +392,7 @@ static std::vector<Linear*> matrices_of(LlamaWeights& weights, size_t layers, bo
   const auto add_mlp = [&](Mlp& mlp) { add(mlp.gate), add(mlp.up), add(mlp.down); };
   for (LlamaLayer& layer : std::span(weights.layers).first(layers)) {
     add(layer.query), add(layer.key), add(layer.value), add(layer.output), add(layer.query_down);
+    add(layer.token_projection), add(layer.token_gate), add(layer.token_output);
     add(layer.output_gate), add(layer.delta.query), add(layer.delta.key), add(layer.delta.value);
     add(layer.delta.gate);
     for (Linear& linear : layer.value_up) add(linear);

@@ -52,7 +52,8 @@ struct DeltaNet {
 struct LlamaLayer {
   Norm attention_norm, mlp_norm;          ///< of the inputs of attention and MLP
   Norm attention_out_norm, mlp_out_norm;  ///< of their outputs
-  Norm query_norm, key_norm;              ///< of head_dim values, or of all heads together
+  Norm query_norm, key_norm, value_norm;  ///< of head_dim values, or of all heads together
+  /// `value` is empty where keys make values, and `key` too where another layer's are used.
   Linear query, key, value, output;
   Linear output_gate;  ///< empty: attention's output is not gated
   DeltaNet delta;      ///< empty in layers with attention, which these have in its place, with `output`
@@ -69,12 +70,22 @@ struct LlamaLayer {
   std::vector<float> shared_expert_gate;  ///< (hidden_size); empty: its output is not gated
   std::vector<float> router_correction;   ///< of each expert, or empty
   std::vector<float> sinks;               ///< of each query head, a score without a key; empty: none
+  /// Mixture::beside_mlp: of the router's input, the experts' input and output, the MLP's output; factors of experts.
+  Norm router_norm, expert_norm, expert_out_norm, beside_out_norm;
+  std::vector<float> expert_scales;
+  /// TokenInputs: (width, hidden_size) of a token's embedding and of hidden states, and back.
+  Linear token_projection, token_gate, token_output;
+  Norm token_output_norm;
+  float scale = 1;  ///< of hidden states behind the layer
 };
 
 struct LlamaWeights {
   ModelConfig config;
   std::string source;                     ///< for messages: their file
   const TensorView* embedding = nullptr;  ///< (vocabulary_size, hidden_size)
+  /// Of TokenInputs, if there are any: the table (vocabulary, num_layers * width), the norm of what layers make of embeddings.
+  const TensorView* token_table = nullptr;
+  Norm token_norm;
   std::vector<LlamaLayer> layers;
   Norm final_norm;
   std::optional<Linear> head;  ///< none: there are no logits

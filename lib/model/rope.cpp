@@ -67,6 +67,8 @@ float scaled_frequency(float power, size_t pair, const Rope& rope, int dims, Rop
       return 1.0f / ((length == RopeLength::longer ? scaling.long_divisors : scaling.divisors)[pair] * power);
     case RopeScaling::Kind::divided:
       return frequency / scaling.divisors[pair];
+    case RopeScaling::Kind::proportional:
+      return static_cast<double>(pair + 1) <= scaling.share * dims / 2 ? frequency / factor : 0.0f;
   }
   return frequency;
 }
@@ -157,9 +159,9 @@ RopeTables::RopeTables(const ModelConfig& config, size_t longest) : config_(conf
     if (!has_layer(config, kind)) continue;
     Lengths& tables = kind == LayerRope::usual ? usual_ : local_;
     const Rope& rope = rope_of(config, kind);
-    tables.usual.emplace(rope, config.head_dim, longest);
+    tables.usual.emplace(rope, config.head_dim_of(kind), longest);
     if (length_of(rope, longest) == RopeLength::longer)
-      tables.longer.emplace(rope, config.head_dim, longest, RopeLength::longer);
+      tables.longer.emplace(rope, config.head_dim_of(kind), longest, RopeLength::longer);
   }
 }
 
@@ -176,12 +178,10 @@ namespace {
 /// Values per piece of parallel work, 0.2 ms of it: what is less is done sooner than a thread starts. Small against a chunk.
 constexpr size_t kPieceValues = 1 << 18;
 
-void check_turn(const HeadTurn& turn, int head_dim) {
-  if (turn.first + 2 * turn.frequencies.size() > static_cast<size_t>(head_dim))
-    throw bad_input(
-        "{} frequencies turn {} dimensions; heads have {}", turn.frequencies.size(),
-        2 * turn.frequencies.size(),
-        static_cast<size_t>(head_dim) - std::min<size_t>(turn.first, static_cast<size_t>(head_dim)));
+void check_turn(const HeadTurn& turn) {
+  if (turn.first + 2 * turn.frequencies.size() > turn.head_dim)
+    throw bad_input("{} frequencies turn {} dimensions; heads have {}", turn.frequencies.size(),
+                    2 * turn.frequencies.size(), turn.head_dim - std::min(turn.first, turn.head_dim));
   for (const float frequency : turn.frequencies)
     if (!(frequency >= 0 && frequency <= 1))
       throw bad_input("a frequency of the rotary embedding is {}; it must be in 0..1", frequency);
@@ -272,18 +272,22 @@ KeyRope KeyRope::unknown(std::string why) {
 }
 
 KeyRope::KeyRope(std::vector<HeadTurn> kinds, std::vector<size_t> of_layer, int head_dim)
-    : kinds_(std::move(kinds)), of_layer_(std::move(of_layer)), head_dim_(static_cast<size_t>(head_dim)) {
-  for (const HeadTurn& turn : kinds_) check_turn(turn, head_dim);
+    : kinds_(std::move(kinds)), of_layer_(std::move(of_layer)) {
+  for (HeadTurn& turn : kinds_) {
+    if (turn.head_dim == 0) turn.head_dim = static_cast<size_t>(head_dim);
+    check_turn(turn);
+  }
   for (const size_t kind : of_layer_)
     if (kind >= kinds_.size()) throw failed("a layer is turned in way {} of {}", kind, kinds_.size());
 }
 
 KeyRope KeyRope::of(const ModelConfig& config) {
-  const auto turn_of = [&](const Rope& rope) {
+  const auto turn_of = [&](const Rope& rope, LayerRope kind) {
     if (rope.scaling.kind == RopeScaling::Kind::longrope)
       throw bad_input("longrope turns short documents and long ones by other angles");
-    return HeadTurn{rope_frequencies(rope, config.head_dim),
-                    static_cast<float>(rope.scaling.attention_factor), static_cast<size_t>(rope.first)};
+    const int head_dim = config.head_dim_of(kind);
+    return HeadTurn{rope_frequencies(rope, head_dim), static_cast<float>(rope.scaling.attention_factor),
+                    static_cast<size_t>(rope.first), static_cast<size_t>(head_dim)};
   };
   try {
     // By LayerRope.
@@ -292,8 +296,7 @@ KeyRope KeyRope::of(const ModelConfig& config) {
     for (int layer = 0; layer < config.num_layers; ++layer) {
       const LayerRope kind = config.rope_of(layer);
       of_layer.push_back(static_cast<size_t>(kind));
-      if (kind != LayerRope::none)
-        kinds[of_layer.back()] = turn_of(kind == LayerRope::local ? config.local_rope : config.rope);
+      if (kind != LayerRope::none) kinds[of_layer.back()] = turn_of(rope_of(config, kind), kind);
     }
     return {std::move(kinds), std::move(of_layer), config.head_dim};
   } catch (const Error& error) {
@@ -322,8 +325,11 @@ void KeyRope::turn_rows(TurnWay way, std::span<const int> layers, MatrixView<flo
   for (const int layer : layers)
     if (layer < 0 || static_cast<size_t>(layer) >= of_layer_.size())
       throw failed("layer {} of {}", layer, of_layer_.size());
-  if (rows.cols() % (count * head_dim_) != 0)
-    throw failed("rows of {} values are not {} layers of whole heads of {}", rows.cols(), count, head_dim_);
+  for (const int layer : layers)
+    if (const HeadTurn& how = kinds_[of_layer_[static_cast<size_t>(layer)]];
+        !how.frequencies.empty() && rows.cols() % (count * how.head_dim) != 0)
+      throw failed("rows of {} values are not {} layers of whole heads of {}", rows.cols(), count,
+                   how.head_dim);
   const size_t width = rows.cols() / count, grain = std::max<size_t>(1, kPieceValues / (rows.cols() + 1));
   parallel_for(rows.rows(), grain, [&](size_t begin, size_t end, int) {
     std::vector<Angles> angles(kinds_.size());
@@ -333,7 +339,7 @@ void KeyRope::turn_rows(TurnWay way, std::span<const int> layers, MatrixView<flo
         const HeadTurn& how = kinds_[kind];
         if (how.frequencies.empty()) continue;
         angles[kind].move_to(tokens ? tokens[i] : first + i, way, how);
-        for (size_t at = layer * width; at < (layer + 1) * width; at += head_dim_)
+        for (size_t at = layer * width; at < (layer + 1) * width; at += how.head_dim)
           turn_pairs(rows.row(i).subspan(at + how.first, 2 * how.frequencies.size()), angles[kind].cosines,
                      angles[kind].sines);
       }

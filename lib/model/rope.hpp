@@ -90,6 +90,7 @@ struct HeadTurn {
   std::vector<float> frequencies;  ///< n of them, radians per token, in 0..1; none: nothing is turned
   float factor = 1;                ///< further factor of turned dimensions
   size_t first = 0;                ///< the first of them in a head
+  size_t head_dim = 0;             ///< of heads; 0: as many as KeyRope says
 
   bool operator==(const HeadTurn&) const = default;
 };
@@ -134,7 +135,6 @@ class KeyRope {
 
   std::vector<HeadTurn> kinds_;
   std::vector<size_t> of_layer_;
-  size_t head_dim_ = 0;
   std::string why_not_;
   bool before_ = false;
 };

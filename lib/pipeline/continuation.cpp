@@ -29,7 +29,8 @@ class ReferenceSink final : public PrefillSink {
     prefix_.states.resize(as_size(config.num_layers));
     for (size_t t = prefix - std::min(prefix, queries); t < prefix; ++t) prefix_.query_tokens.push_back(t);
     for (int layer = 0; layer < config.num_layers; ++layer)
-      prefix_.queries.emplace_back(prefix_.query_tokens.size(), as_size(config.query_width()));
+      prefix_.queries.emplace_back(prefix_.query_tokens.size(),
+                                   as_size(config.of_layer(layer).query_width()));
   }
 
   void layer(const LayerChunk& chunk) override {
@@ -77,9 +78,10 @@ void check_document(const LoopDocument& document) {
 
 LayerRows::LayerRows(const ModelConfig& config, size_t tokens) {
   for (int layer = 0; layer < config.num_layers; ++layer) {
-    const bool cached = !config.is_delta(layer);
-    keys.emplace_back(tokens, cached ? as_size(config.key_width()) : 0);
-    values.emplace_back(tokens, cached ? as_size(config.cached_value_width()) : 0);
+    const bool cached = config.has_cache(layer);
+    const ModelConfig own = config.of_layer(layer);
+    keys.emplace_back(tokens, cached ? as_size(own.key_width()) : 0);
+    values.emplace_back(tokens, cached ? as_size(own.cached_value_width()) : 0);
   }
 }
 

@@ -122,7 +122,8 @@ class GrowingDocument::Past final : public AttentionMethod {
   }
 
   void attend_to_codes(const AttentionRows& rows) const {
-    const GroupShape group = {{rows.layer}, usual_layer(config_.num_kv_heads, config_.head_dim), Side::key};
+    const ModelConfig own = config_.of_layer(rows.source);
+    const GroupShape group = {{rows.source}, usual_layer(own.num_kv_heads, own.head_dim), Side::key};
     const AttentionSource source{[&](Side side, uint64_t first, MatrixView<const float> factors,
                                      MatrixView<float> out) { multiply(rows, side, first, factors, out); }};
     const size_t batch = attention_batch(group, config_.num_q_heads);
@@ -150,7 +151,7 @@ class GrowingDocument::Past final : public AttentionMethod {
     const size_t count = keys ? out.cols() : factors.cols(),
                  past = first < rows.past ? std::min<size_t>(count, rows.past - first) : 0;
     if (past > 0)
-      document_.codes_->multiply(side, rows.layer, first, keys ? factors : factors.columns(0, past),
+      document_.codes_->multiply(side, rows.source, first, keys ? factors : factors.columns(0, past),
                                  keys ? out.columns(0, past) : out);
     else if (!keys)
       for (size_t i = 0; i < out.rows(); ++i) std::ranges::fill(out.row(i), 0.0f);
@@ -163,9 +164,9 @@ class GrowingDocument::Past final : public AttentionMethod {
   }
 
   void attend_to_rows(const AttentionRows& rows) {
-    const auto layer = as_size(rows.layer), heads = as_size(config_.num_kv_heads),
-               dims = as_size(config_.head_dim), value_dims = as_size(config_.value_dim()),
-               sharing = as_size(config_.num_q_heads) / heads;
+    const ModelConfig own = config_.of_layer(rows.source);
+    const auto layer = as_size(rows.source), heads = as_size(own.num_kv_heads), dims = as_size(own.head_dim),
+               value_dims = as_size(own.value_dim()), sharing = as_size(config_.num_q_heads) / heads;
     const bool in_keys = config_.is_latent();
     MatrixView<float> keys = document_.rows_.keys[layer],
                       values = in_keys ? keys : document_.rows_.values[layer];

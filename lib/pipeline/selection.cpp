@@ -292,7 +292,7 @@ SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<Sele
       observed_(observed),
       engine_(engine),
       stored_(std::move(stored)),
-      kept_(rules_.size() * as_size(config.num_layers) * as_size(config.num_kv_heads)) {
+      kept_(rules_.size() * as_size(config.num_layers) * as_size(config.max_kv_heads())) {
   for (const SelectionRule& rule : rules_) {
     if (std::ranges::find(kStepSelectors, rule.by) == std::end(kStepSelectors) &&
         !(rule.by == SelectBy::codes && stored_))
@@ -302,7 +302,7 @@ SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<Sele
       if (layer < 0 || layer >= config.num_layers)
         throw usage_error("layer {} is to attend to all tokens; the model has layers 0 to {}", layer,
                           config.num_layers - 1);
-    if (rule.by == SelectBy::signs && config.head_dim % 4 != 0)
+    if (rule.by == SelectBy::signs && (config.head_dim % 4 != 0 || config.local_head_dim % 4 != 0))
       throw usage_error("selection by signs needs heads of a multiple of 4 dimensions, not {}",
                         config.head_dim);
     if (rule.heavy > 0 && observed && observed->query_tokens.empty())
@@ -313,7 +313,8 @@ SelectedAttention::SelectedAttention(const ModelConfig& config, std::vector<Sele
 SelectedAttention::~SelectedAttention() = default;
 
 void SelectedAttention::attend(const AttentionRows& rows) {
-  parallel_each(as_size(config_.num_kv_heads), 1, [&](size_t head) { attend_head(rows, head); });
+  const ModelConfig model = config_.of_layer(rows.source);
+  parallel_each(as_size(model.num_kv_heads), 1, [&](size_t head) { attend_head(model, rows, head); });
 }
 
 SelectionCount SelectedAttention::count(size_t document) const {
@@ -323,16 +324,16 @@ SelectionCount SelectedAttention::count(size_t document) const {
   return sum;
 }
 
-void SelectedAttention::attend_head(const AttentionRows& rows, size_t head) {
+void SelectedAttention::attend_head(const ModelConfig& model, const AttentionRows& rows, size_t head) {
   const SelectionRule& rule = rules_.at(rows.document);
-  const auto dims = as_size(config_.head_dim), value_dims = as_size(config_.value_dim()),
-             group = as_size(config_.group_size());
+  const auto dims = as_size(model.head_dim), value_dims = as_size(model.value_dim()),
+             group = as_size(model.group_size());
   const auto window = static_cast<uint64_t>(config_.window.at(as_size(rows.layer)));
-  const size_t place = as_size(rows.layer) * as_size(config_.num_kv_heads) + head;
+  const size_t place = as_size(rows.layer) * as_size(config_.max_kv_heads()) + head;
   Kept& kept = kept_[rows.document * (kept_.size() / rules_.size()) + place];
   const bool dense = rule.is_dense(rows.layer);
   std::unique_ptr<GrowingSelector> selector;
-  if (!dense && rule.by == SelectBy::codes) selector = stored_(rows.document, rows.layer, head);
+  if (!dense && rule.by == SelectBy::codes) selector = stored_(rows.document, rows.source, head);
   // Tokens before `origin`, which no query sees and codes may have left out, do not count.
   const size_t prefix = std::min(prefix_, rows.key.rows()),
                origin = selector      ? rows.past - selector->tokens()
@@ -367,7 +368,7 @@ void SelectedAttention::attend_head(const AttentionRows& rows, size_t head) {
     selector =
         kept.selector(rule, keys, past, after(static_cast<uint64_t>(rule.clusters.sink)), place, engine_);
   std::span<const uint32_t> heavy;
-  if (rule.heavy > 0) heavy = heavy_tokens(kept, rows, head, origin);
+  if (rule.heavy > 0) heavy = heavy_tokens(model, kept, rows, head, origin);
   SelectionRule own = rule;
   own.first = after(rule.first);
   selector->append(keys.rows(selector->tokens(), position - selector->tokens()));
@@ -405,11 +406,12 @@ void SelectedAttention::attend_head(const AttentionRows& rows, size_t head) {
 }
 
 /// The tokens of a head, counted from `origin` on, that the last queries of its group attend to most in the prefix.
-std::span<const uint32_t> SelectedAttention::heavy_tokens(Kept& kept, const AttentionRows& rows, size_t head,
+std::span<const uint32_t> SelectedAttention::heavy_tokens(const ModelConfig& model, Kept& kept,
+                                                          const AttentionRows& rows, size_t head,
                                                           uint64_t origin) const {
   if (!kept.heavy) {
     if (!observed_) throw failed("heavy tokens without the queries that say which they are");
-    const auto dims = as_size(config_.head_dim), group = as_size(config_.group_size());
+    const auto dims = as_size(model.head_dim), group = as_size(model.group_size());
     AttentionSums sums = AttentionSums::of_head(observed_->queries.at(as_size(rows.layer)),
                                                 observed_->query_tokens, head, group, dims);
     sums.set_form({.cap = static_cast<float>(config_.attention_softcap),

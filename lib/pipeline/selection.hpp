@@ -164,9 +164,10 @@ class SelectedAttention final : public AttentionMethod {
 
  private:
   struct Kept;
-  void attend_head(const AttentionRows& rows, size_t head);
-  std::span<const uint32_t> heavy_tokens(Kept& kept, const AttentionRows& rows, size_t head,
-                                         uint64_t origin) const;
+  /// model: of_layer() of the rows' layer.
+  void attend_head(const ModelConfig& model, const AttentionRows& rows, size_t head);
+  std::span<const uint32_t> heavy_tokens(const ModelConfig& model, Kept& kept, const AttentionRows& rows,
+                                         size_t head, uint64_t origin) const;
 
   const ModelConfig& config_;
   std::vector<SelectionRule> rules_;

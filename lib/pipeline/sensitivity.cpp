@@ -79,8 +79,9 @@ class NoisyCache final : public PastCache {
   size_t document_;
 };
 
-/// Mean square of the rows' distance from their mean.
+/// Mean square of the rows' distance from their mean; 0 of a layer without keys and values.
 double variance_of(const Matrix<float>& rows, uint64_t sink) {
+  if (rows.cols() == 0) return 0;
   std::vector<double> sums(rows.cols()), squares(rows.cols());
   for (size_t t = sink; t < rows.rows(); ++t)
     for (size_t c = 0; c < rows.cols(); ++c) {

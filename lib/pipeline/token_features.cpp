@@ -70,8 +70,9 @@ class SketchSink final : public PrefillSink {
     const Matrix<float> weighed = weigh_(side, chunk.layer, seconds);
     parallel_for(count, kRowGrain, [&](size_t begin, size_t end, int) {
       gemm(1, weighed.view().rows(begin, end - begin),
-           directions_[static_cast<size_t>(side) * directions_.size() / 2 + as_size(chunk.layer)], 1,
-           sketch_.rows(first + begin, end - begin));
+           directions_[static_cast<size_t>(side) * directions_.size() / 2 + as_size(chunk.layer)].view().rows(
+               0, rows.cols()),
+           1, sketch_.rows(first + begin, end - begin));
     });
   }
 

@@ -21,14 +21,15 @@ class ByAttend final : public AttentionMethod {
   ByAttend(const ModelConfig& config, const ScoreForms& forms) : config_(config), forms_(forms) {}
 
   void attend(const AttentionRows& rows) override {
-    const GroupShape shape = usual_group(rows.layer, 1, config_.num_kv_heads, config_.head_dim);
+    const ModelConfig own = config_.of_layer(rows.layer);
+    const GroupShape shape = usual_group(rows.layer, 1, own.num_kv_heads, own.head_dim);
     const auto source = AttentionSource::of_rows(
         shape,
         [&](Side side, uint64_t first, MatrixView<float> out) {
           const MatrixView<const float> from = side == Side::key ? rows.key : rows.value;
           for (size_t i = 0; i < out.rows(); ++i) std::ranges::copy(from.row(first + i), out.row(i).begin());
         },
-        config_.value_dim());
+        own.value_dim());
     std::vector<uint64_t> positions(rows.key.rows()), visible, from;
     std::iota(positions.begin(), positions.end(), uint64_t{0});
     for (uint64_t at = rows.position; at < rows.position + rows.query.rows(); ++at) {

@@ -13,7 +13,7 @@ dimensions, the first of each pair before the others; query is multiplied by wha
 Weights stored in 16 bits are widened, and everything is computed in float32, each document alone.
 test/golden/model/rope-*: cosines and sines of transformers' rotary embedding at positions up to 131071.
 
-Made with torch 2.15.0, transformers 5.23.0 (phi-*, starcoder2-*, qwen3_next-*, qwen3_5-*: 5.24.0), safetensors 0.8.0; run it with a Python that has them:
+Made with torch 2.15.0, transformers 5.23.0 (phi-*, starcoder2-*, qwen3_next-*, qwen3_5-*, gemma4-*: 5.24.0; gemma4-*: torch 2.9.0), safetensors 0.8.0; run it with a Python that has them:
 make_model_fixtures.py [NAME ...]   only these; all, and nothing else is left, without names
 """
 import importlib
@@ -36,6 +36,7 @@ FAMILIES = {
     "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
     "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
     "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
+    "gemma4": (transformers.Gemma4TextConfig, transformers.Gemma4ForCausalLM),
     "gpt_neox": (transformers.GPTNeoXConfig, transformers.GPTNeoXForCausalLM),
     "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
     "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
@@ -204,6 +205,17 @@ CASES = {
     "qwen3-fp8": ("qwen3", dict(sizes(1, 160, 96, 3, 1, 64), rope_parameters=rope(1000000.0)), "float32", dict(packed="fp8")),
     "gpt_oss-mxfp4": ("gpt_oss", dict(sizes(2, 64, 32, 4, 2, 16), rope_parameters=rope(150000.0, **YARN), num_local_experts=3,
                                       num_experts_per_tok=2, sliding_window=9), "bfloat16", dict(packed="mxfp4")),
+    "gemma4-1": ("gemma4", dict(sizes(7, 32, 48, 4, 2, 8), layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2 +
+                                ["full_attention"], sliding_window=10, global_head_dim=16, num_global_key_value_heads=1,
+                                attention_k_eq_v=True, num_kv_shared_layers=3, use_double_wide_mlp=True, final_logit_softcapping=7.0,
+                                vocab_size_per_layer_input=70, hidden_size_per_layer_input=6), "bfloat16", {}),
+    "gemma4-2": ("gemma4", dict(sizes(7, 16, 24, 4, 1, 12), sliding_window=12, hidden_size_per_layer_input=0, attention_bias=True,
+                                num_kv_shared_layers=0, global_head_dim=8, rope_parameters={
+        "full_attention": rope(1000000.0, rope_type="proportional", partial_rotary_factor=0.75, factor=2.0),
+        "sliding_attention": rope(5000.0)}), "float32", dict(old="gemma4")),
+    "gemma4-3": ("gemma4", dict(sizes(3, 32, 48, 4, 2, 8), layer_types=["sliding_attention", "full_attention", "full_attention"],
+                                sliding_window=14, global_head_dim=16, hidden_size_per_layer_input=0, enable_moe_block=True,
+                                num_experts=5, top_k_experts=2, moe_intermediate_size=20), "bfloat16", dict(wrapped=True)),
 }
 VOCABULARY = 64
 
@@ -211,15 +223,19 @@ VOCABULARY = 64
 def randomise(model, generator):
     """Weights that spread the attention and keep activations near 1; every bias and norm matters."""
     with torch.no_grad():
-        corrections = [(name, tensor) for name, tensor in model.named_buffers() if name.endswith("correction_bias")]
+        corrections = [(name, tensor) for name, tensor in model.named_buffers() if name.endswith(("correction_bias", "layer_scalar"))]
         for name, weight in [*model.named_parameters(), *corrections]:
             noise = torch.randn(weight.shape, generator=generator)
             if name.endswith("A_log"):
                 weight.copy_(0.7 * noise - 1)
             elif name.endswith(("bias", "sinks")):
                 weight.copy_(0.3 * noise)
+            elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+                weight.copy_(1 + 0.2 * noise)
             elif "norm" in name:
                 weight.copy_(weight.mean().round() + 0.3 * noise)  # around 1, or 0 where the model adds 1
+                if name.endswith("q_norm.weight") and model.config.model_type == "gemma4_text":
+                    weight.mul_(0.4)  # scores are not divided by the root of the head dimension
             elif "embed" in name and "embed_out" not in name:
                 weight.copy_(noise)
             else:
@@ -231,6 +247,11 @@ def make_old(folder, type_key):
     """Rewrites config.json as older versions of transformers had it, the scaling's type under that name."""
     file = folder / "config.json"
     config = json.loads(file.read_text())
+    if type_key == "gemma4":
+        config["global_head_dim"] = config.pop("per_layer_config")["5"]["head_dim"]
+        del config["layer_types"]
+        file.write_text(json.dumps(config, indent=2) + "\n")
+        return
     parameters = config.pop("rope_parameters")
     if "sliding_attention" in parameters:  # Gemma 3
         config["rope_local_base_freq"] = parameters["sliding_attention"]["rope_theta"]
@@ -264,6 +285,7 @@ class Recorder:
         names = ("apply_rotary_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb")
         self.originals = {name: getattr(self.module, name) for name in names if hasattr(self.module, name)}
         self.calls = []
+        self.heads = model.config.num_attention_heads if model.config.model_type == "gemma4_text" else None
 
     def __enter__(self):
         def recorder(original):
@@ -272,6 +294,18 @@ class Recorder:
                 self.calls.append((key, turned_query, turned_key))
                 return turned_query, turned_key
             return recorded
+
+        def one_by_one(original):
+            def recorded(states, *rest, **named):  # queries, and then keys where the layer has its own
+                turned = original(states, *rest, **named)
+                before, after = states.transpose(1, 2), turned.transpose(1, 2)
+                if after.shape[1] == self.heads:
+                    self.calls.append((None, after, None))
+                else:
+                    self.calls[-1] = (before, self.calls[-1][1], after)
+                return turned
+            return recorded
+        recorder = one_by_one if self.heads else recorder
         for name, original in self.originals.items():
             setattr(self.module, name, recorder(original))
         return self
@@ -288,6 +322,8 @@ def rows(tensor):
 
 def query_factor(config):
     """What makes the usual scale of scores, 1 / sqrt(head_dim), the model's."""
+    if config.model_type == "gemma4_text":  # of the last layer
+        return config.per_layer_config["full_attention"].head_dim ** 0.5
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if hasattr(config, "attention_multiplier"):
         return config.attention_multiplier * head_dim ** 0.5
@@ -342,6 +378,7 @@ def run(model, documents, all_logits):
     parts = {}
     count = model.config.num_hidden_layers
     cached = [layer for layer in range(count) if (getattr(model.config, "layer_types", None) or [""] * count)[layer] != "linear_attention"]
+    shared = getattr(model.config, "num_kv_shared_layers", 0)  # the last ones, which have queries only
     turned = [layer for layer in cached if getattr(model.config, "no_rope_layers", [1] * count)[layer]]
     assert turned[-1] == count - 1  # its queries are recorded
     made_queries = []
@@ -359,7 +396,7 @@ def run(model, documents, all_logits):
         if is_latent:
             with torch.no_grad():
                 found.update(latent_of_document(model, cache, recorder.calls, made_queries))
-        for layer in [] if is_latent else cached:
+        for layer in [] if is_latent else cached[:count - shared]:
             key = cache.layers[layer].keys
             key_before, query, turned_key = calls.get(layer, (key, None, key))
             if turned_key.shape[-1] < key.shape[-1]:  # only what turns was given to the rotary embedding
@@ -374,6 +411,8 @@ def run(model, documents, all_logits):
             found[f"value.{layer}"] = rows(cache.layers[layer].values)
             if layer + 1 == count:
                 found[f"query.{layer}"] = rows(query) * query_factor(model.config)
+        if shared:
+            found[f"query.{count - 1}"] = rows(calls[count - 1][1]) * query_factor(model.config)
         for name, tensor in found.items():
             parts.setdefault(name, []).append(tensor)
     return {name: torch.cat(list_).float().contiguous() for name, list_ in parts.items()}
@@ -429,12 +468,19 @@ def make_case(number, name, family, fields, dtype, special):
     generator = torch.Generator().manual_seed(1000 + number)
     model = model_class(config)
     randomise(model, generator)
+    if special.get("wrapped"):  # as the part for text of a model that reads pictures too
+        text = model
+        model = transformers.Gemma4ForConditionalGeneration(transformers.Gemma4Config(text_config=config, vision_config=None, audio_config=None))
+        model.model.language_model.load_state_dict(text.model.state_dict())
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size="30KB" if special.get("shards") else "1GB")
     (folder / "generation_config.json").unlink(missing_ok=True)
     assert (folder / "model.safetensors.index.json").exists() == bool(special.get("shards"))
     if "old" in special:
         make_old(folder, special["old"])
     source, unpacking = folder, {}
+    if special.get("wrapped"):
+        weights = load_file(folder / "model.safetensors")
+        source, unpacking = None, dict(config=config, state_dict={name.replace("language_model.", ""): weights[name] for name in weights})
     if method := special.get("packed"):
         pack(folder, method)
         if method == "fp8":

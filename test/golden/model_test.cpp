@@ -161,9 +161,9 @@ TEST_CASE("forward pass: keys, values, queries and logits are those of transform
       }
       found["logits"] = last;
     }
-    const auto& delta = model.model.config().delta.layers;
-    const size_t layers =
-        static_cast<size_t>(model.model.config().num_layers - std::count(delta.begin(), delta.end(), true));
+    size_t layers = 0;
+    for (int layer = 0; layer < model.model.config().num_layers; ++layer)
+      layers += model.model.config().has_cache(layer) ? 1 : 0;
     const size_t kinds = model.model.config().is_latent() ? 2 : 3;  // no values
     CHECK_EQ(reference.names().size(), kinds * layers + 2);
     for (const std::string& tensor : reference.names()) {
@@ -188,7 +188,7 @@ TEST_CASE("forward pass: chunks, packing and stopping early change nothing but r
   for (const std::string name :
        {"llama-long", "mistral-long", "mistral-4", "qwen2-8", "qwen3-2", "smollm3-1", "phi3-2", "gemma2-1",
         "gpt_neox-1", "mixtral-1", "gpt_oss-long", "deepseek_v2-2", "deepseek_v3-long", "qwen3_next-1",
-        "qwen3_next-long", "qwen3_5-1"}) {
+        "qwen3_next-long", "qwen3_5-1", "gemma4-1", "gemma4-2", "gemma4-3"}) {
     CAPTURE(name);
     const Model model(folder_of(name));
     const Sequences documents = read_documents(folder_of(name));
@@ -262,7 +262,7 @@ class Remembered final : public PastCache {
 
 TEST_CASE("forward pass: a document goes on from the cache of its beginning") {
   for (const std::string name : {"llama-4", "mistral-1", "deepseek_v2-2", "deepseek_v3-1", "deepseek_v3-2",
-                                 "qwen3_next-1", "qwen3_5-1"}) {
+                                 "qwen3_next-1", "qwen3_5-1", "gemma4-1", "gemma4-2"}) {
     CAPTURE(name);
     const Model model(folder_of(name));
     const Sequences all = read_documents(folder_of(name));
@@ -313,7 +313,7 @@ TEST_CASE("forward pass: empty documents and empty batches") {
 
 TEST_CASE("forward pass: the same bytes for any number of threads and any instruction set") {
   for (const std::string name : {"llama-4", "mistral-long", "qwen3-4", "granite-1", "gpt_oss-1", "gemma2-1",
-                                 "deepseek_v3-1", "qwen3_next-1"}) {
+                                 "deepseek_v3-1", "qwen3_next-1", "gemma4-1"}) {
     CAPTURE(name);
     const Model model(folder_of(name));
     const Sequences documents = read_documents(folder_of(name));
@@ -393,7 +393,7 @@ TEST_CASE("rotary embedding: what kv files say of it is enough to do it") {
     const ModelConfig& config = description.config;
     ModelConfig found;
     found.num_layers = config.num_layers, found.head_dim = config.head_dim,
-    found.rope.theta = config.rope.theta;
+    found.local_head_dim = config.local_head_dim, found.rope.theta = config.rope.theta;
     read_rope_description(description.rope_scaling, found);
     constexpr size_t kLongest = 100;
     const RopeTables tables(config, kLongest), same(found, kLongest);

@@ -1,7 +1,9 @@
-// Gemma 2 and Gemma 3 (text): norms before and after attention and MLP that multiply by 1 + w, scaled embeddings, windows in most
-// layers; Gemma 2 caps scores and logits, Gemma 3 has norms of heads and another rotary embedding in the layers with windows. GGUF
-// files store norms with the 1 added.
+// Gemma 2, 3 and 4 (text): norms before and after attention and MLP that multiply by 1 + w, scaled embeddings, windows in most
+// layers; Gemma 2 caps scores and logits, Gemma 3 has norms of heads and another rotary embedding in the layers with windows. Gemma 4
+// has other heads there, norms of values, and numbers of each token in every layer; its last layers may use keys and values of earlier
+// ones; its norms add nothing. GGUF files store norms with the 1 added.
 #include <cmath>
+#include <tuple>
 
 #include "formats/models/family.hpp"
 #include "lib/core/error.hpp"
@@ -14,6 +16,7 @@ constexpr double kQueryScalar = 256;
 constexpr double kScoreCap = 50, kLogitCap = 30;
 constexpr int kPattern = 6;  // Gemma 3: every sixth layer sees all
 constexpr double kLocalTheta = 10000;
+constexpr int kGemma4SlidingWindow = 512, kGlobalHeadDim = 512, kTokenWidth = 256, kTokenVocabulary = 262144;
 constexpr int kGemma2Layers27b = 46, kGemma3Layers27b = 62;
 
 /// 0 if it is null.
@@ -31,14 +34,18 @@ void set_gemma3_parts(ModelConfig& config) {
   config.qk_norm = QkNorm::heads;
 }
 
+void set_names(TensorNames& names) {
+  names.attention_out_norm = "post_attention_layernorm";
+  names.mlp_norm = "pre_feedforward_layernorm";
+  names.mlp_out_norm = "post_feedforward_layernorm";
+}
+
 void describe_gemma(Reading& reading) {
   ModelConfig& config = reading.config;
   if (reading.fields.get_bool("use_bidirectional_attention").value_or(false))
-    refuse_bidirectional("use_bidirectional_attention", true);
+    refuse_bidirectional("use_bidirectional_attention", "true");
   config.norm_adds_one = true;
-  config.names.attention_out_norm = "post_attention_layernorm";
-  config.names.mlp_norm = "pre_feedforward_layernorm";
-  config.names.mlp_out_norm = "post_feedforward_layernorm";
+  set_names(config.names);
   const double scalar = reading.fields.get_number("query_pre_attn_scalar").value_or(kQueryScalar);
   if (!(scalar > 0)) throw bad_input("query_pre_attn_scalar is {}; it must be positive", scalar);
   config.attention_scale = 1 / std::sqrt(scalar);
@@ -70,12 +77,23 @@ void read_ropes(Reading& reading) {
                         printable(set->dump()));
   }
   reading.rope = usual;
+  const RopeScaling otherwise = reading.config.rope.scaling;
   reading.config.rope = rope_of(fields, usual, theta);
+  if (!object) reading.config.rope.scaling = otherwise;
   reading.config.local_rope = rope_of(fields, local, local_theta);
   if (reading.config.local_rope.scaling.kind != RopeScaling::Kind::none)
     throw bad_input(
         "rope_parameters scales the rotary embedding of 'sliding_attention'; only that of "
         "'full_attention' can be scaled");
+}
+
+/// Windows and another rotary embedding in all but every pattern-th layer, and perhaps the last one.
+void set_layers(Reading& reading, int window, int64_t pattern, bool last_slides) {
+  for (const bool slides : set_windows(reading, window_of(reading.fields, window), [&](int layer) {
+         return (layer + 1) % pattern != 0 && (last_slides || layer + 1 < reading.config.num_layers);
+       }))
+    reading.config.layer_rope.push_back(slides ? LayerRope::local : LayerRope::usual);
+  read_ropes(reading);
 }
 
 void describe_gemma3(Reading& reading) {
@@ -87,10 +105,86 @@ void describe_gemma3(Reading& reading) {
   config.logit_softcap = cap_of(fields, "final_logit_softcapping", 0);
   const int64_t pattern = fields.get_int("sliding_window_pattern").value_or(kPattern);
   if (pattern < 1) throw bad_input("sliding_window_pattern is {}; it must be positive", pattern);
-  for (const bool slides : set_windows(reading, window_of(fields, kGemmaSlidingWindow),
-                                       [&](int layer) { return (layer + 1) % pattern != 0; }))
-    config.layer_rope.push_back(slides ? LayerRope::local : LayerRope::usual);
-  read_ropes(reading);
+  set_layers(reading, kGemmaSlidingWindow, pattern, true);
+}
+
+/// Heads of the layers without a window, and of those with one. Newer files list layers that differ from the others, older ones have
+/// fields for the layers without a window.
+void read_heads(Reading& reading) {
+  const JsonFields& fields = reading.fields;
+  ModelConfig& config = reading.config;
+  const int heads = config.num_kv_heads, dims = config.head_dim;
+  const nlohmann::json* const listed = fields.find("per_layer_config");
+  std::optional<std::pair<int, int>> of_kind[2];
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    const bool slides = config.rope_of(layer) == LayerRope::local;
+    std::pair own(heads, dims);
+    if (!listed && !slides) {
+      own.second = int_of(fields, "global_head_dim", kGlobalHeadDim);
+      if (config.keys_make_values) own.first = int_of(fields, "num_global_key_value_heads", heads);
+    } else if (const auto number = std::to_string(layer); listed && listed->contains(number)) {
+      const nlohmann::json& entry = listed->at(number);
+      if (!entry.is_object() || entry.size() != entry.count("num_key_value_heads") + entry.count("head_dim"))
+        throw bad_input("per_layer_config has {} for layer {}; it may have head_dim and num_key_value_heads",
+                        printable(entry.dump()), layer);
+      const JsonFields own_fields(entry);
+      own = {int_of(own_fields, "num_key_value_heads", heads), int_of(own_fields, "head_dim", dims)};
+    }
+    if (of_kind[slides].value_or(own) != own)
+      throw bad_input(
+          "per_layer_config gives layer {} {} heads of {}; layers of its type before have {} of {}", layer,
+          own.first, own.second, of_kind[slides]->first, of_kind[slides]->second);
+    of_kind[slides] = own;
+  }
+  if (of_kind[false]) std::tie(config.num_kv_heads, config.head_dim) = *of_kind[false];
+  if (of_kind[true] && of_kind[true] != of_kind[false])
+    std::tie(config.local_kv_heads, config.local_head_dim) = *of_kind[true];
+}
+
+void set_gemma4_parts(ModelConfig& config) {
+  set_gemma3_parts(config);
+  config.value_norm = true;
+  config.attention_scale = 1;
+  config.rope.scaling = {.kind = RopeScaling::Kind::proportional, .share = 0.25};
+  set_names(config.names);
+  config.names.layer_scale = "layer_scalar";
+}
+
+void read_experts(Reading& reading) {
+  const JsonFields& fields = reading.fields;
+  reading.config.mixture = {
+      .experts = as_int("num_experts", fields.need_int("num_experts")),
+      .chosen = as_int("top_k_experts", fields.need_int("top_k_experts")),
+      .width = as_int("moe_intermediate_size", fields.need_int("moe_intermediate_size")),
+      .beside_mlp = true,
+      .layers = std::vector<bool>(static_cast<size_t>(reading.config.num_layers), true)};
+  TensorNames& names = reading.config.names;
+  names.router = "router.proj", names.router_scale = "router.scale";
+  names.experts = "experts", names.stacked_gate_up = "gate_up_proj", names.expert_down = "down_proj";
+  names.stacked_halves = true, names.expert_scales = "router.per_expert_scale";
+  names.beside_out_norm = "post_feedforward_layernorm_1", names.expert_norm = "pre_feedforward_layernorm_2";
+  names.expert_out_norm = "post_feedforward_layernorm_2";
+}
+
+void describe_gemma4(Reading& reading) {
+  const JsonFields& fields = reading.fields;
+  ModelConfig& config = reading.config;
+  if (const auto both = fields.get_string("use_bidirectional_attention"); both && *both != "vision")
+    refuse_bidirectional("use_bidirectional_attention", printable(*both));
+  if (fields.get_bool("enable_moe_block").value_or(false)) read_experts(reading);
+  config.logit_softcap = cap_of(fields, "final_logit_softcapping", 0);
+  config.keys_make_values = fields.get_bool("attention_k_eq_v").value_or(false);
+  set_layers(reading, kGemma4SlidingWindow, kPattern, false);
+  if (config.rope_of(config.num_layers - 1) == LayerRope::local)
+    throw bad_input(
+        "the last layer is of 'sliding_attention'; that of a gemma4_text model has 'full_attention'");
+  read_heads(reading);
+  config.shared_layers = int_of(fields, "num_kv_shared_layers", 0);
+  if (fields.get_bool("use_double_wide_mlp").value_or(false))
+    config.shared_intermediate_size = as_int("intermediate_size", int64_t{2} * config.intermediate_size);
+  if (!fields.has_null("hidden_size_per_layer_input"))
+    config.token_inputs = {int_of(fields, "hidden_size_per_layer_input", kTokenWidth),
+                           int_of(fields, "vocab_size_per_layer_input", kTokenVocabulary)};
 }
 
 /// No key gives the divisor of scores. It is the square root of the head dimension, except in the largest models, which are
@@ -149,6 +243,17 @@ std::span<const Family> gemma() {
                                      .parts = set_gemma3_parts,
                                      .describe = describe_gemma3,
                                      .gguf = {.architecture = "gemma3", .describe = describe_gemma3},
+                                     .activation_field = "hidden_activation",
+                                     .activation = Activation::gelu_tanh,
+                                     .tied_embeddings = true,
+                                     .head_dim = 256,
+                                     .rope_theta = 1000000,
+                                     .rope_by_layer_type = true,
+                                     .may_have_attention_bias = true},
+                                    {.model_type = "gemma4_text",
+                                     .class_prefix = "Gemma4",
+                                     .parts = set_gemma4_parts,
+                                     .describe = describe_gemma4,
                                      .activation_field = "hidden_activation",
                                      .activation = Activation::gelu_tanh,
                                      .tied_embeddings = true,

@@ -401,6 +401,62 @@ TEST_CASE("config.json: what each family has besides, and how the kv file says w
   CHECK_EQ(refused(gemma3, [](J& c) { c["use_bidirectional_attention"] = true; }),
            "use_bidirectional_attention is true; a model that reads what follows has no cache to go on with");
 
+  const J gemma4 = of_family("Gemma4ForCausalLM", "gemma4_text");
+  d = parse(gemma4, [](J& c) { c["num_kv_shared_layers"] = 1, c["num_hidden_layers"] = 7; });
+  CHECK_EQ(d.config.window, std::vector<int64_t>{512, 512, 512, 512, 512, 0, 0});
+  CHECK_EQ(d.config.head_dim, 512);
+  CHECK_EQ(d.config.local_head_dim, 256);
+  CHECK_EQ(d.config.source_of(6), 5);
+  CHECK_FALSE(d.config.has_cache(6));
+  CHECK(d.config.has_cache(5));
+  CHECK_EQ(d.config.token_inputs.width, 256);
+  CHECK_EQ(d.config.max_head_dim(), 512);
+  CHECK_EQ(
+      d.rope_scaling,
+      R"({"local":{"layers":[0,1,2,3,4],"rope_theta":10000.0},"partial_rotary_factor":0.25,"rope_type":"proportional"})");
+  d = parse(gemma4, [](J& c) {
+    c["per_layer_config"] = {{"2", {{"head_dim", 32}, {"num_key_value_heads", 4}}}};
+    c["hidden_size_per_layer_input"] = nullptr;
+  });
+  CHECK_EQ(d.config.of_layer(0).key_width(), 2 * 256);
+  CHECK_EQ(d.config.of_layer(2).key_width(), 4 * 32);
+  CHECK_EQ(d.config.key_width(), 2 * 256);
+  CHECK_EQ(d.config.token_inputs.width, 0);
+  CHECK_EQ(refused(gemma4,
+                   [](J& c) {
+                     c["per_layer_config"] = {{"1", {{"head_dim", 32}}}};
+                   }),
+           "per_layer_config gives layer 1 2 heads of 32; layers of its type before have 2 of 256");
+  CHECK_EQ(
+      refused(gemma4,
+              [](J& c) {
+                c["per_layer_config"] = {{"2", {{"sliding_window", 32}}}};
+              }),
+      "per_layer_config has {\"sliding_window\":32} for layer 2; it may have head_dim and num_key_value_heads");
+  CHECK_EQ(refused(gemma4, [](J& c) { c["num_kv_shared_layers"] = 1; }),
+           "num_kv_shared_layers is 1; no layer before them is of the kind of layer 2");
+  CHECK_EQ(refused(gemma4, [](J& c) { c["num_kv_shared_layers"] = 3; }),
+           "num_kv_shared_layers is 3; it must be in 0..2");
+  CHECK_EQ(refused(gemma4, [](J& c) { c["vocab_size_per_layer_input"] = 99; }),
+           "vocab_size_per_layer_input is 99; it must be at least vocab_size (100)");
+  CHECK_EQ(refused(gemma4, [](J& c) { c["layer_types"] = J(3, "sliding_attention"); }),
+           "the last layer is of 'sliding_attention'; that of a gemma4_text model has 'full_attention'");
+  CHECK_EQ(refused(gemma4, [](J& c) { c["use_bidirectional_attention"] = "all"; }),
+           "use_bidirectional_attention is all; a model that reads what follows has no cache to go on with");
+  CHECK_EQ(refused(gemma4,
+                   [](J& c) {
+                     c["rope_parameters"] = {
+                         {"full_attention", {{"rope_type", "proportional"}, {"partial_rotary_factor", 1.5}}}};
+                   }),
+           "partial_rotary_factor is 1.5; it is at most 1");
+  // The part for text of a model that reads pictures too.
+  d = parse({{"architectures", {"Gemma4ForConditionalGeneration"}},
+             {"model_type", "gemma4"},
+             {"dtype", "bfloat16"},
+             {"text_config", gemma4}});
+  CHECK_EQ(d.config.family, "gemma4_text");
+  CHECK(d.dtype == DType::bf16);
+
   d = parse(of_family("GPTNeoXForCausalLM", "gpt_neox"));
   for (const char* name : {"gelu_pytorch_tanh", "gelu_new", "gelu_fast"})
     CHECK(parse(of_family("GPTNeoXForCausalLM", "gpt_neox"), [&](J& c) {

@@ -323,6 +323,15 @@ TEST_CASE("models: each part that Llama's family lacks is found by itself") {
       [](ModelConfig& c) { c.attention_softcap = 50; },
       [](ModelConfig& c) { c.logit_softcap = 30; },
       [](ModelConfig& c) { c.names.sinks = "sinks"; },
+      [](ModelConfig& c) { c.rope.scaling.kind = RopeScaling::Kind::proportional; },
+      [](ModelConfig& c) { c.local_kv_heads = 4, c.local_head_dim = 4; },
+      [](ModelConfig& c) { c.shared_layers = 1; },
+      [](ModelConfig& c) { c.value_norm = true; },
+      [](ModelConfig& c) { c.keys_make_values = true; },
+      [](ModelConfig& c) {
+        c.token_inputs = {4, 100};
+      },
+      [](ModelConfig& c) { c.names.layer_scale = "scale"; },
   };
   for (const Change& change : changes) {
     ModelConfig config = plain;
