@@ -43,7 +43,7 @@ constexpr double kMaxExact = 0.25;
 /// Within this distance of the target a measure is nearly linear, and no setting between is tried: a share of a rate, decibels of a quality.
 constexpr double kNear = 0.015, kNearDb = 0.25;
 /// The same where training data say how a measure goes on from one setting.
-constexpr double kNearLearned = 0.03, kNearLearnedDb = 1;
+constexpr double kNearLearned = 0.06, kNearLearnedDb = 1;
 constexpr int kMaxTries = 30, kLossRounds = 5;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 

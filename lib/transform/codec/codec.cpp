@@ -469,7 +469,7 @@ class TransformCodec final : public Codec {
         layer_group_(static_cast<int>(book.options.layer_group)),
         joint_(book.options.sides == SideCoding::joint),
         unbias_(book.options.unbias),
-        measures_(book.measures),
+        measures_(std::move(book.measures)),
         tables_(std::move(book.classes),
                 options.rate_distortion < 0 ? book.options.rate_distortion : options.rate_distortion),
         features_(std::move(book.features)),
