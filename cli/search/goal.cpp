@@ -42,8 +42,6 @@ constexpr double kMaxExact = 0.25;
 
 /// Within this distance of the target a measure is nearly linear, and no setting between is tried: a share of a rate, decibels of a quality.
 constexpr double kNear = 0.015, kNearDb = 0.25;
-/// The same where training data say how a measure goes on from one setting.
-constexpr double kNearLearned = 0.06, kNearLearnedDb = 1;
 constexpr int kMaxTries = 30, kLossRounds = 5;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -252,53 +250,38 @@ struct DialRange {
 };
 
 /// The settings next to the one at which a rising measure passes a target: at `low` it is not above the target.
-///
-/// The place of a setting is what a measure is taken to rise by along a straight line: the setting itself; or, of a codec with a book, the
-/// measure of the training data there, from which those of other data differ by nearly the same number at all settings.
 class Bracket {
  public:
   using Point = Measured::const_iterator;
 
-  /// learned: the places of whole settings from 0 on, rising; empty for a codec without a book.
-  Bracket(const Measured& measured, double target, std::span<const double> learned)
-      : measured_(&measured), target_(target), learned_(learned) {
+  Bracket(const Measured& measured, double target) : measured_(&measured), target_(target) {
     high_ = std::ranges::find_if(measured, [&](const auto& point) { return point.second > target; });
   }
   bool has_low() const { return high_ != measured_->begin(); }
   bool has_high() const { return high_ != measured_->end(); }
-  bool has_finite_high() const { return has_high() && std::isfinite(high()->second); }
   Point low() const { return std::prev(high_); }
   Point high() const { return high_; }
-  /// The one whose measure is nearest to the target, low() where both are as near. At least one is finite.
-  Point nearest() const {
-    if (!has_low()) return high();
-    return has_finite_high() && high()->second - target_ < target_ - low()->second ? high() : low();
-  }
 
-  /// True if the target is above the measures of all settings, or below them.
-  bool above_all() const { return has_low() && !has_finite_high() && !learned_between(); }
-  bool below_all() const { return !has_low() && !learned_between(); }
-
-  /// True if setting() needs no more: one of two settings is within `near` of the target, or both within three times that. Where the places
-  /// were learned, one setting is enough.
+  /// True if both settings are known and one is within `near` of the target, or both within three times that: setting() needs no more.
   bool closes(double near) const {
-    if (learned_between() && std::abs(nearest()->second - target_) <= near) return true;
-    if (!has_low() || !has_finite_high()) return false;
+    if (!has_low() || !has_high() || !std::isfinite(high()->second)) return false;
     const double below = target_ - low()->second, above = high()->second - target_;
     return std::min(below, above) <= near || std::max(below, above) <= 3 * near;
   }
 
   /// The setting at which the measure, linear between the two, meets the target; the one that there is, where there are not two.
   double setting(const DialRange& range) const {
-    double setting = nearest()->first;
-    if (has_low() && has_finite_high())
-      setting = crossing_of(low(), high(), target_).value_or(low()->first);
-    else if (!learned_.empty() && std::isfinite(nearest()->second))
-      setting = setting_at(place_of(setting) + target_ - nearest()->second);
-    return range.finest >= 1 ? std::floor(setting) : setting;
+    if (!has_low()) return high()->first;
+    const double crossing =
+        has_high() ? crossing_of(low(), high(), target_).value_or(low()->first) : low()->first;
+    return range.finest >= 1 ? std::floor(crossing) : crossing;
   }
   /// The measure there.
-  double at_setting() const { return above_all() || below_all() ? nearest()->second : target_; }
+  double at_setting() const {
+    return !has_low()                                    ? high()->second
+           : has_high() && std::isfinite(high()->second) ? target_
+                                                         : low()->second;
+  }
 
   /// The next setting to try for a measure of `aim`; std::nullopt if there is none.
   std::optional<double> next(const DialRange& range, double aim) const {
@@ -320,41 +303,16 @@ class Bracket {
   }
 
  private:
-  double place_of(double setting) const {
-    if (learned_.empty()) return setting;
-    const double whole = std::clamp(std::floor(setting), 0.0, static_cast<double>(learned_.size() - 2));
-    const auto at = static_cast<size_t>(whole);
-    return std::lerp(learned_[at], learned_[at + 1], std::min(setting - whole, 1.0));
-  }
-  /// The setting of a place, the outermost ones for those beyond.
-  double setting_at(double place) const {
-    if (learned_.empty()) return place;
-    const auto after = std::ranges::upper_bound(learned_.begin() + 1, learned_.end() - 1, place);
-    const double before = *std::prev(after);
-    return static_cast<double>(after - learned_.begin() - 1) +
-           std::clamp((place - before) / (*after - before), 0.0, 1.0);
-  }
-  /// True if the nearest measure and the learned places say that the target is met between the outermost settings.
-  bool learned_between() const {
-    if (learned_.empty() || !std::isfinite(nearest()->second)) return false;
-    const double place = place_of(nearest()->first) + target_ - nearest()->second;
-    return place >= learned_.front() && place <= learned_.back();
-  }
-
-  std::optional<double> crossing_of(Point a, Point b, double aim) const {
-    const double at_a = place_of(a->first), slope = (b->second - a->second) / (place_of(b->first) - at_a);
+  static std::optional<double> crossing_of(Point a, Point b, double aim) {
+    const double slope = (b->second - a->second) / (b->first - a->first);
     if (!std::isfinite(slope) || slope <= 0) return std::nullopt;
-    return setting_at(at_a + (aim - a->second) / slope);
+    return a->first + (aim - a->second) / slope;
   }
 
-  /// Beyond all measured settings, on the side where the target is: at most eight times the last step away, if no places were learned.
+  /// Beyond all measured settings, on the side where the target is: at most eight times the last step away.
   std::optional<double> beyond(const DialRange& range, double aim) const {
     const Point end = has_low() ? low() : high();
     if (end->first == (has_low() ? range.highest : range.lowest)) return std::nullopt;
-    if (!learned_.empty() && std::isfinite(end->second)) {
-      const double setting = setting_at(place_of(end->first) + aim - end->second);
-      return range.finest >= 1 ? std::round(setting) : setting;
-    }
     double step = 1;
     if (measured_->size() > 1) {
       const Point other = has_low() ? std::prev(end) : std::next(end);
@@ -370,7 +328,6 @@ class Bracket {
 
   const Measured* measured_;
   double target_;
-  std::span<const double> learned_;
   Point high_;
 };
 
@@ -386,7 +343,6 @@ class Search {
       if (pair) dials_.emplace_back(context.codec.of(side), std::span(&side, 1), weighed);
     if (std::ranges::any_of(dials_, &LayerDial::by_layer)) find_costs();
     if (pair) find_path();
-    if (!goal.of_loss()) learned_ = learned_measures();
   }
 
   FoundOptions run() {
@@ -511,7 +467,7 @@ class Search {
       if (measured_.empty()) {
         setting = start_of(target);
       } else {
-        const Bracket bracket(measured_, target, learned_);
+        const Bracket bracket(measured_, target);
         const auto next = bracket.closes(near) ? std::nullopt : bracket.next(range(), target);
         if (!next || measured_.contains(*next)) break;
         setting = *next;
@@ -519,24 +475,7 @@ class Search {
       const auto codec = codec_with(*options_at(setting));
       measured_[setting] = codec ? measure(*codec) : kInfinity;
     }
-    return Bracket(measured_, target, learned_);
-  }
-
-  /// What the training data of the codec's book came to at the dial's settings, from 0 on; empty if the book does not say.
-  std::vector<double> learned_measures() {
-    if (!path_.empty() || dials_[0].by_layer()) return {};
-    const auto codec = codec_with(*options_at(range().lowest));
-    const auto learned = codec ? codec->learned_rate() : std::nullopt;
-    if (!learned) return {};
-    std::vector<double> measures;
-    for (const double bits : learned->bits_at) measures.push_back(std::log(bits));
-    if (!goal_.of_rate())
-      std::ranges::transform(learned->errors_at, measures.begin(),
-                             [](double error) { return -10 * std::log10(error); });
-    if (measures.size() < 2 || !std::ranges::is_sorted(measures, std::ranges::less_equal()) ||
-        !std::isfinite(measures.front() + measures.back()))
-      measures.clear();
-    return measures;
+    return Bracket(measured_, target);
   }
 
   /// The setting that is tried first: for a rate that which had it on a book's training data, where the book says so.
@@ -545,9 +484,20 @@ class Search {
     const double usual = std::clamp(dials_[0].dial().usual, range().lowest, range().highest);
     if (!goal_.of_rate()) return usual;
     if (dials_[0].by_layer()) return std::clamp(target, range().lowest, range().highest);
-    const auto above = std::ranges::upper_bound(learned_, target);
-    return learned_.empty() ? usual
-                            : static_cast<double>(std::max(above - learned_.begin(), ptrdiff_t{1}) - 1);
+    Measured learned;
+    double setting = usual;
+    for (int tries = kMaxTries; tries > 0; --tries) {
+      const auto codec = codec_with(*options_at(setting));
+      const auto rate = codec ? codec->learned_rate() : std::nullopt;
+      if (codec && !rate) break;
+      learned[setting] = rate ? rate->bits : kInfinity;
+      const Bracket bracket(learned, target);
+      const auto next = bracket.closes(target / 4) ? std::nullopt : bracket.next(range(), target);
+      if (!next || learned.contains(std::round(*next)))
+        return bracket.has_low() ? bracket.low()->first : setting;
+      setting = std::round(*next);
+    }
+    return setting;
   }
 
   /// Throws GoalMissed; or, if no tried setting had a codec, the error of the last one: the given options do not fit.
@@ -557,34 +507,28 @@ class Search {
     throw GoalMissed(nearest, fmt::format(format, std::forward<Args>(args)...));
   }
 
-  /// Rates of a codec with a book are compared by their logarithms: those of two texts differ by about the same factor at all settings.
-  double rate_measure(double bits) const { return learned_.empty() ? bits : std::log(bits); }
-  double rate_of_measure(double measure) const { return learned_.empty() ? measure : std::exp(measure); }
-
   /// Searches on the narrow sample; then what the wide one gives at the setting found corrects the target. expected: what the whole
   /// cache is expected to come to.
   double find_rate(double& expected) {
     double ratio = 1;
     const auto search = [&] {
       const double target = goal_.total_bits / ratio;
-      const Bracket found = find_bracket(
-          rate_measure(target), learned_.empty() ? kNear * target : kNearLearned,
-          [&](const Codec& codec) { return rate_measure(try_codec(codec, Probe::Asked::rate).bits); });
-      if (found.below_all()) {
-        const double least = rate_of_measure(found.high()->second) * ratio;
-        miss(least, "--total-bits is {}; with these options {} takes {:.2f} bits per value at least",
-             goal_.total_bits, context_.codec.name, least);
-      }
+      const Bracket found = find_bracket(target, kNear * target, [&](const Codec& codec) {
+        return try_codec(codec, Probe::Asked::rate).bits;
+      });
+      if (!found.has_low())
+        miss(found.high()->second * ratio,
+             "--total-bits is {}; with these options {} takes {:.2f} bits per value at least",
+             goal_.total_bits, context_.codec.name, found.high()->second * ratio);
       return found;
     };
     Bracket found = search();
     if (has_wide()) {
       const auto codec = codec_with(*options_at(found.setting(range())));
-      ratio = measure(context_.samples.wide, *codec, Probe::Asked::rate).bits /
-              rate_of_measure(found.at_setting());
+      ratio = measure(context_.samples.wide, *codec, Probe::Asked::rate).bits / found.at_setting();
       found = search();
     }
-    expected = rate_of_measure(found.at_setting()) * ratio;
+    expected = found.at_setting() * ratio;
     return found.setting(range());
   }
 
@@ -602,10 +546,11 @@ class Search {
   /// The setting for these decibels on the sample. If no setting reaches them: the finest one that has a codec if or_finest, else throws
   /// GoalMissed. offset: what the whole has more.
   Bracket find_db(double target, double offset, bool or_finest) {
-    const Bracket found = find_bracket(
-        target - offset, learned_.empty() ? kNearDb : kNearLearnedDb,
-        [&](const Codec& codec) { return Probe::judged_db(try_codec(codec, Probe::Asked::errors).errors); });
-    if (or_finest || !found.above_all()) return found;
+    const Bracket found = find_bracket(target - offset, kNearDb, [&](const Codec& codec) {
+      return Probe::judged_db(try_codec(codec, Probe::Asked::errors).errors);
+    });
+    if (or_finest || !found.has_low() || (found.has_high() && std::isfinite(found.high()->second)))
+      return found;
     throw GoalMissed(found.low()->second + offset,
                      fmt::format("--quality asks for {} dB; with these options {} reaches {:.1f}", target,
                                  context_.codec.name, found.low()->second + offset));
@@ -636,7 +581,7 @@ class Search {
     Measured measured;
     std::map<double, Loss> losses;
     for (int round = 0; round < kLossRounds; ++round) {
-      const Bracket bracket(measured, target, {});
+      const Bracket bracket(measured, target);
       const bool inside = bracket.has_low() && bracket.has_high();
       if (inside && bracket.high()->first - bracket.low()->first <= std::max(range().finest, 0.05)) break;
       if (!measured.empty()) {
@@ -648,7 +593,7 @@ class Search {
       const auto places = inside ? std::vector<double>{-1, 0, 1} : std::vector<double>{-1.5, -0.5, 0.5, 1.5};
       measure_losses(centre, spread, places, measured, losses);
     }
-    const Bracket found(measured, target, {});
+    const Bracket found(measured, target);
     if (found.has_high() && std::isfinite(found.high()->second)) {
       reached = losses.at(found.high()->first);
       return found.high()->first;
@@ -698,7 +643,6 @@ class Search {
   Record base_;
   std::vector<LayerDial> dials_;   // one; of a pair, that of keys and that of values
   std::vector<TwoSettings> path_;  // of a pair
-  std::vector<double> learned_;    // learned_measures()
   Measured measured_;
   SearchPrice price_;
   bool any_fits_ = false;  // of the settings tried

@@ -111,11 +111,10 @@ struct SideViews {
   ViewPtr keys, values;
 };
 
-/// The rate of some streams together, and what the training data came to at each whole setting of the codec's dial, from 0 on.
+/// The rate of some streams together.
 struct LearnedRate {
   std::vector<std::string_view> streams;
-  double bits = 0;                                   ///< per value of all sides
-  std::vector<double> bits_at = {}, errors_at = {};  ///< at each setting; errors: squared, in any unit
+  double bits = 0;  ///< per value of all sides
 };
 
 /// One codec with its options fixed, for a whole file. Stateless but for the count of clipped(): all it knows about a document is in the

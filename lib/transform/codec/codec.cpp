@@ -469,7 +469,7 @@ class TransformCodec final : public Codec {
         layer_group_(static_cast<int>(book.options.layer_group)),
         joint_(book.options.sides == SideCoding::joint),
         unbias_(book.options.unbias),
-        measures_(std::move(book.measures)),
+        learned_bits_(book.measures[as_size(options.rung)].bits),
         tables_(std::move(book.classes),
                 options.rate_distortion < 0 ? book.options.rate_distortion : options.rate_distortion),
         features_(std::move(book.features)),
@@ -505,12 +505,7 @@ class TransformCodec final : public Codec {
   }
   bool joint() const override { return joint_; }
   std::optional<LearnedRate> learned_rate() const override {
-    LearnedRate rate{{kCodes, kExact}, measures_[as_size(options_.rung)].bits};
-    for (const RungMeasure& measure : measures_) {
-      rate.bits_at.push_back(measure.bits);
-      rate.errors_at.push_back(measure.error);
-    }
-    return rate;
+    return LearnedRate{{kCodes, kExact}, learned_bits_};
   }
   uint64_t predicts_from() const override { return features_ ? features_->vocabulary() : 0; }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
@@ -658,8 +653,7 @@ class TransformCodec final : public Codec {
   TransformOptions options_;
   int layer_group_;
   bool joint_;
-  double unbias_;
-  std::vector<RungMeasure> measures_;
+  double unbias_, learned_bits_;
   LevelTables tables_;
   std::optional<TokenFeatures> features_;
   Engine* engine_;
@@ -684,12 +678,12 @@ std::unique_ptr<Codec> make_transform(const Options& options, const CodecContext
 }
 
 /// Whole settings are the book's rungs. Between two of them the finer rung is used, with a rate-distortion that accepts more
-/// error for fewer bits: up to that with which it takes about as many as the coarser rung (SmolLM2, from 0.2 to 1.2 bits).
+/// error for fewer bits.
 void turn_transform(Options& options, double setting, bool) {
   auto& own = dynamic_cast<TransformOptions&>(options);
   const double rung = std::ceil(setting);
   own.rung = static_cast<int64_t>(rung);
-  own.rate_distortion = rounded_setting(0.12 * (1 + 1.33 * (rung - setting)));
+  own.rate_distortion = rounded_setting(0.12 * (1 + 2.5 * (rung - setting)));
 }
 
 }  // namespace
