@@ -1,4 +1,4 @@
-// The input of a report: results that eval-model, eval-recon, train-rvq and sensitivity printed with --json, read, checked and put
+// The input of a report: results that eval-model, eval-recon and sensitivity printed with --json, read, checked and put
 // into one order; and its output: the page, its tables as text, and conclusions, sentences made from its numbers.
 #pragma once
 
@@ -64,13 +64,6 @@ struct ReconLine {
   std::optional<double> weights_kl, output_error, top_kept;
 };
 
-/// The probe of train-rvq: errors of the dimensions of keys, and how they were split.
-struct ProbeLine {
-  std::string file, split;
-  std::vector<double> errors;
-  std::vector<bool> high;
-};
-
 /// The result of sensitivity: for each layer, the cost of noise of variance 1, in nats per judged token.
 struct SensitivityLines {
   std::string model;
@@ -96,7 +89,6 @@ struct Results {
   std::vector<ModelRun> runs;
   std::vector<RecallRun> recalls;
   std::vector<ReconLine> recon;
-  std::vector<ProbeLine> probes;
   std::vector<SensitivityLines> sensitivities;
   std::vector<Setting> settings;  ///< in the order of the page: as the files, in their order, name them first
   std::vector<Source> sources;

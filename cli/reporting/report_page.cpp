@@ -390,20 +390,6 @@ Plot attention_plot(const Results& results) {
   return plot;
 }
 
-Plot probe_plot(const ProbeLine& line) {
-  Plot plot{.title = "Error of the probe quantizer by dimension of keys",
-            .x_label = "dimension",
-            .y_label = "mean squared error",
-            .note = line.file,
-            .x = Scale::linear,
-            .lines = {{.label = "low", .color = 0, .joined = false},
-                      {.label = "high", .color = 1, .joined = false}}};
-  for (size_t j = 0; j < line.errors.size(); ++j)
-    plot.lines[line.high[j] ? 1 : 0].points.push_back(
-        {.x = static_cast<double>(j), .y = line.errors[j], .label = fmt::format("dimension {}", j)});
-  return plot;
-}
-
 Plot sensitivity_plot(const SensitivityLines& lines) {
   constexpr double kBeside = 0.12;  // so that intervals of keys and values do not hide each other
   Plot plot{.title = "What noise in the cache costs, by layer",
@@ -445,12 +431,6 @@ std::string recon_part(const Results& results) {
   return out + html_table(results,
                           "Keys, values and attention over them; distances to the Gaussian bound in dB",
                           recon_cells(results));
-}
-
-template <class Line>
-std::string plots_part(const char* title, const std::vector<Line>& lines, Plot (*plot_of)(const Line&)) {
-  auto plots = mapped<Plot>(lines, plot_of);
-  return plots.empty() ? "" : fmt::format("<h2>{}</h2>\n", title) + figures(plots);
 }
 
 std::string settings_part(const Results& results) {
@@ -558,9 +538,10 @@ std::string html_page(const Results& results, const std::string& title, double l
     out += "<h2>Planted facts</h2>\n" + paragraph(run.what + ".") + figures({recall_plot(results, run)}) +
            html_table(results, "Found again, in %, with 95% intervals; then by length and depth",
                       recall_cells(run));
-  out += recon_part(results) + plots_part("Where errors hurt", results.sensitivities, sensitivity_plot) +
-         plots_part("Codebooks", results.probes, probe_plot) + settings_part(results);
-  out += "<h2>Where this comes from</h2>\n<ul class=\"sources\">\n";
+  out += recon_part(results);
+  if (!results.sensitivities.empty())
+    out += "<h2>Where errors hurt</h2>\n" + figures(mapped<Plot>(results.sensitivities, sensitivity_plot));
+  out += settings_part(results) + "<h2>Where this comes from</h2>\n<ul class=\"sources\">\n";
   for (const Source& source : results.sources) out += source_part(source);
   return out +
          fmt::format("</ul>\n<p class=\"made\">This page: {}</p>\n<p class=\"made\"><code>{}</code></p>\n",
