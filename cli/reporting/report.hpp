@@ -2,6 +2,7 @@
 // into one order; and its output: the page, its tables as text, and conclusions, sentences made from its numbers.
 #pragma once
 
+#include <array>
 #include <map>
 #include <optional>
 #include <string>
@@ -114,9 +115,9 @@ std::string html_page(const Results& results, const std::string& title, double l
 /// The tables, and the conclusions of the page.
 std::string text_page(const Results& results, double loss);
 
-enum class TableForm : uint8_t { text, csv, tsv, markdown, latex };
+enum class TableForm : uint8_t { text, csv, markdown, latex };
 constexpr auto names_of(TableForm) {
-  return std::to_array<std::string_view>({"text", "csv", "tsv", "markdown", "latex"});
+  return std::to_array<std::string_view>({"text", "csv", "markdown", "latex"});
 }
 
 /// The tables alone, an empty line between two of them. latex: a tabular with the lines of the package booktabs.

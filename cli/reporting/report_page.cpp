@@ -168,43 +168,35 @@ std::string text_table(const std::vector<Cells>& rows) {
 }
 
 /// With a mark before each of these characters.
-std::string marked(const std::string& text, std::string_view characters, char mark) {
+std::string marked(const std::string& text, std::string_view characters, const char* mark) {
   std::string out;
-  for (const char c : text) {
-    if (characters.find(c) != characters.npos) out += mark;
-    out += c;
-  }
+  for (const char c : text) out += fmt::format("{}{}", characters.find(c) == characters.npos ? "" : mark, c);
   return out;
 }
 
 std::string formed_cell(const std::string& text, TableForm form) {
-  if (form == TableForm::latex) return text == "+-" ? "$\\pm$" : marked(text, "%&#_$", '\\');
-  if (form == TableForm::csv && text.find_first_of(",\"") != text.npos)
-    return '"' + marked(text, "\"", '"') + '"';
-  return text;
+  if (form == TableForm::latex) return text == "+-" ? "$\\pm$" : marked(text, "%&#_$", "\\");
+  const bool quoted = form == TableForm::csv && text.find_first_of(",\"") != text.npos;
+  return quoted ? '"' + marked(text, "\"", "\"") + '"' : text;
 }
 
 std::string formed_table(const std::vector<Cells>& rows, TableForm form) {
   if (form == TableForm::text || rows.empty()) return text_table(rows);
-  const bool latex = form == TableForm::latex;
   const auto line = [&](const Cells& row, auto member) {
     std::vector<std::string> cells;
     for (const auto& cell : row) cells.push_back(formed_cell(cell.*member, form));
     if (form == TableForm::markdown) return fmt::format("| {} |\n", fmt::join(cells, " | "));
-    if (latex) return fmt::format("{} \\\\\n", fmt::join(cells, " & "));
-    return fmt::format("{}\n", fmt::join(cells, form == TableForm::csv ? "," : "\t"));
+    if (form == TableForm::latex) return fmt::format("{} \\\\\n", fmt::join(cells, " & "));
+    return fmt::format("{}\n", fmt::join(cells, ","));
   };
-  using Cell = Cells::value_type;
   const size_t numbers = rows[0].size() - 1;
-  std::string out = line(rows[0], &Cell::first);
-  if (latex) out = "\\begin{tabular}{l" + std::string(numbers, 'r') + "}\n\\toprule\n" + out + "\\midrule\n";
-  if (form == TableForm::markdown) {
-    out += "| --- |";
-    for (size_t i = 0; i < numbers; ++i) out += " ---: |";
-    out += "\n";
-  }
-  for (const Cells& row : rows) out += line(row, &Cell::second);
-  return latex ? out + "\\bottomrule\n\\end{tabular}\n" : out;
+  std::string head = line(rows[0], &Cells::value_type::first), body;
+  for (const Cells& row : rows) body += line(row, &Cells::value_type::second);
+  if (form == TableForm::markdown)
+    head += fmt::format("| --- |{}\n", fmt::join(std::vector<std::string>(numbers, " ---: |"), ""));
+  if (form != TableForm::latex) return head + body;
+  return fmt::format("\\begin{{tabular}}{{l{}}}\n\\toprule\n{}\\midrule\n{}\\bottomrule\n\\end{{tabular}}\n",
+                     std::string(numbers, 'r'), head, body);
 }
 
 /// "+-" as "±", and "-12" with a true minus sign.
