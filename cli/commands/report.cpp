@@ -79,7 +79,7 @@ std::string report(Command& command) {
   const auto make_page = [&] {
     return run_to_file(options.output, write_page, [&](bool) {
       if (alone) return tables(results, options.table);
-      if (!options.common.json) return text_page(results, options.loss);
+      if (!options.common.json) return tables(results, TableForm::text, options.loss);
       Json conclusions = Json::array();
       size_t settings = 0, recalls = 0;
       for (const RecallRun& run : results.recalls) recalls += run.lines.size();

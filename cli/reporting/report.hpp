@@ -112,15 +112,12 @@ Plot rise_plot(const Results& results, const ModelRun& run);
 /// One HTML file without references to others. loss: as for conclusion(); made: the run that makes the page.
 std::string html_page(const Results& results, const std::string& title, double loss, const Source& made);
 
-/// The tables, and the conclusions of the page.
-std::string text_page(const Results& results, double loss);
-
 enum class TableForm : uint8_t { text, csv, markdown, latex };
 constexpr auto names_of(TableForm) {
   return std::to_array<std::string_view>({"text", "csv", "markdown", "latex"});
 }
 
-/// The tables alone, an empty line between two of them. latex: a tabular with the lines of the package booktabs.
-std::string tables(const Results& results, TableForm form);
+/// The tables, an empty line between two of them; with a loss also the conclusions of the page. latex: with lines of the package booktabs.
+std::string tables(const Results& results, TableForm form, std::optional<double> loss = {});
 
 }  // namespace kvcodec::cli

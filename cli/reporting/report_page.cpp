@@ -541,32 +541,22 @@ std::string html_page(const Results& results, const std::string& title, double l
          "</main>\n</body>\n</html>\n";
 }
 
-std::string text_page(const Results& results, double loss) {
+std::string tables(const Results& results, TableForm form, std::optional<double> loss) {
   std::string out;
   const auto add = [&](const std::string& part) { out += (out.empty() ? "" : "\n") + part; };
   for (const ModelRun& run : results.runs) {
-    if (results.runs.size() > 1) add(run.what + "\n");
-    add(text_table(model_cells(run)));
+    if (loss && results.runs.size() > 1) add(run.what + "\n");
+    add(formed_table(model_cells(run), form));
+    if (!loss) continue;
     std::string words;
-    for (const std::string& sentence : conclusion(run, loss)) words += wrapped(sentence, 100, 0) + "\n";
+    for (const std::string& sentence : conclusion(run, *loss)) words += wrapped(sentence, 100, 0) + "\n";
     add(words);
   }
   for (const RecallRun& run : results.recalls) {
-    if (results.recalls.size() > 1) add(run.what + "\n");
-    add(text_table(recall_cells(run)));
+    if (loss && results.recalls.size() > 1) add(run.what + "\n");
+    add(formed_table(recall_cells(run), form));
   }
-  if (!results.recon.empty()) add(text_table(recon_cells(results)));
-  return out;
-}
-
-std::string tables(const Results& results, TableForm form) {
-  std::string out;
-  const auto add = [&](const std::vector<Cells>& rows) {
-    out += (out.empty() ? "" : "\n") + formed_table(rows, form);
-  };
-  for (const ModelRun& run : results.runs) add(model_cells(run));
-  for (const RecallRun& run : results.recalls) add(recall_cells(run));
-  if (!results.recon.empty()) add(recon_cells(results));
+  if (!results.recon.empty()) add(formed_table(recon_cells(results), form));
   return out;
 }
 
