@@ -7,6 +7,7 @@
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/mapped.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"
 
@@ -30,9 +31,7 @@ void for_each_tile(size_t first, size_t count, const Body& body) {
 
 template <class T>
 std::vector<T> chosen(const std::vector<T>& all, const std::vector<uint32_t>& components) {
-  std::vector<T> values;
-  for (const uint32_t component : components) values.push_back(all[component]);
-  return values;
+  return mapped<T>(components, [&](uint32_t component) { return all[component]; });
 }
 
 /// out[i] = row[tokens[i]].
