@@ -37,10 +37,7 @@ struct DumpOptions final : CommandOptions {
 
   std::vector<OptionField> fields() override {
     return {
-        {"model",
-         "model directory as Hugging Face lays it out (config.json, *.safetensors, tokenizer.json), or a "
-         "GGUF file",
-         &model},
+        model_field(model),
         {"tokens",
          "token ids instead of text: a text file with one document of ids per line, or the tokens of a kv "
          "file",
@@ -299,9 +296,7 @@ struct Dump {
     prefill.layers = layers.back() + 1;
     batches = take_share(options.shard.shard(), documents);
     check_memory();
-    uint64_t tokens_of_all = 0;
-    for (const Document& document : documents) tokens_of_all += document.tokens.size();
-    keep_weights(model, {.tokens = tokens_of_all, .layers = prefill.layers, .logits = false});
+    keep_weights(model, {.tokens = tokens(), .layers = prefill.layers, .logits = false});
   }
 
   void check_memory() const {

@@ -34,10 +34,7 @@ struct ModelOptions final : CommandOptions {
 
   std::vector<OptionField> fields() override {
     return {
-        {"model",
-         "model directory as Hugging Face lays it out (config.json, *.safetensors, tokenizer.json), or a "
-         "GGUF file",
-         &model},
+        model_field(model),
         {"task",
          "text: predict the second part of each document; recall: answer questions about facts planted in "
          "the text; generate: predict what the model itself writes behind the first part, always the likeliest token",

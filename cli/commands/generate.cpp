@@ -392,12 +392,7 @@ std::string generate(Command& command) {
       "kvcodec generate corpus.h5 --documents a,b --model model.gguf --chat --prompt 'Who is Ahab?'");
   command.group("What is read");
   command.inputs("FILE", "kv and codes files of the model's caches", options.join.files, false);
-  command.option(
-      {"model",
-       "model directory as Hugging Face lays it out (config.json, *.safetensors, tokenizer.json), or a "
-       "GGUF file",
-       &options.model},
-      "PATH");
+  command.option(model_field(options.model), "PATH");
   const auto fields = options.fields();
   command.option(fields[0], "TEXT");
   command.option(fields[1]);

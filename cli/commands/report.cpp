@@ -41,9 +41,9 @@ std::string report(Command& command) {
   ReportOptions options;
   command.describe(
       "RESULT ... -o PAGE [options]   or: RESULT ... --table FORM [options]",
-      "Makes one HTML page of results: what eval-model (text and recall), eval-recon, train-rvq and sensitivity "
+      "Makes one HTML page of results: what eval-model (text and recall), eval-recon and sensitivity "
       "print with --json. It says what the intervals allow to conclude, plots the rate against what the model loses "
-      "and against the error of attention, and shows errors by layer and dimension, those that keys were split by, "
+      "and against the error of attention, and shows errors by layer and dimension "
       "and what noise costs in each layer, with tables, the full settings and the command lines. The page stands alone: it needs no "
       "network, no script and no other file. Tables and conclusion go to standard output as well.\n\n"
       "Settings whose labels differ only by a number at the end, as kivi-2 and kivi-4, are joined by a line.",
@@ -52,7 +52,7 @@ std::string report(Command& command) {
       "kvcodec report model.json recon.json -o report.html\n"
       "kvcodec report model.json --table latex");
   command.group("Input and output");
-  command.inputs("RESULT", "JSON of eval-model, eval-recon, train-rvq or sensitivity", options.inputs);
+  command.inputs("RESULT", "JSON of eval-model, eval-recon or sensitivity", options.inputs);
   options.output.declare(command, "page to write");
   command.group("Page");
   command.options(options, {{"title", "TEXT"}, {"loss", "NATS"}, {"plot", "FILE"}});
@@ -79,7 +79,7 @@ std::string report(Command& command) {
   const auto make_page = [&] {
     return run_to_file(options.output, write_page, [&](bool) {
       if (alone) return tables(results, options.table);
-      if (!options.common.json) return text_page(results, options.loss);
+      if (!options.common.json) return tables(results, TableForm::text, options.loss);
       Json conclusions = Json::array();
       size_t settings = 0, recalls = 0;
       for (const RecallRun& run : results.recalls) recalls += run.lines.size();
@@ -91,7 +91,6 @@ std::string report(Command& command) {
                       {"settings", settings},
                       {"recall_settings", recalls},
                       {"reconstructions", results.recon.size()},
-                      {"probes", results.probes.size()},
                       {"sensitivities", results.sensitivities.size()},
                       {"conclusions", conclusions}});
     });

@@ -50,6 +50,13 @@ std::vector<Document> cut(const JudgedTextOptions& options, const Tokenizer& tok
 
 }  // namespace
 
+OptionField model_field(std::string& model) {
+  return {
+      "model",
+      "model directory as Hugging Face lays it out (config.json, *.safetensors, tokenizer.json), or a GGUF file",
+      &model};
+}
+
 void declare_compute(Command& command, Compute& compute) {
   command.group("Arithmetic");
   command.option(

@@ -18,6 +18,8 @@ namespace kvcodec::cli {
 /// --compute, in a group of its own.
 void declare_compute(Command& command, Compute& compute);
 
+OptionField model_field(std::string& model);
+
 /// A model from these files, which outlive it, ready to run with these options, after notes on guessed settings. Throws
 /// Error(usage) if it cannot run with them. keep_weights() makes it faster for more than a few tokens.
 LlamaModel make_model(ModelFiles& files, const CommonOptions& common, Compute compute = Compute::f32);

@@ -192,7 +192,7 @@ std::string lines_of(const Drawing& drawing) {
       own.emplace_back(x, y);
       taken.push_back({x - kRound, y - kRound, x + kRound, y + kRound});
     }
-    if (one.joined && own.size() > 1)  // dashes distinguish lines with the same colour
+    if (own.size() > 1)  // dashes distinguish lines with the same colour
       paths += fmt::format("<path class=\"{}\" d=\"{}\" style=\"fill:none\" opacity=\"0.6\"{}/>\n",
                            color_of(one), path, one.color < kPlotColors ? "" : " stroke-dasharray=\"5 3\"");
   }

@@ -49,7 +49,6 @@ struct PlotLine {
   std::string label;
   size_t color = 0;  ///< an index into kPlotColors colours, which repeat
   std::vector<PlotPoint> points = {};
-  bool joined = true;
 };
 constexpr size_t kPlotColors = 7;
 

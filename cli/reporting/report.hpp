@@ -1,7 +1,8 @@
-// The input of a report: results that eval-model, eval-recon, train-rvq and sensitivity printed with --json, read, checked and put
+// The input of a report: results that eval-model, eval-recon and sensitivity printed with --json, read, checked and put
 // into one order; and its output: the page, its tables as text, and conclusions, sentences made from its numbers.
 #pragma once
 
+#include <array>
 #include <map>
 #include <optional>
 #include <string>
@@ -64,13 +65,6 @@ struct ReconLine {
   std::optional<double> weights_kl, output_error, top_kept;
 };
 
-/// The probe of train-rvq: errors of the dimensions of keys, and how they were split.
-struct ProbeLine {
-  std::string file, split;
-  std::vector<double> errors;
-  std::vector<bool> high;
-};
-
 /// The result of sensitivity: for each layer, the cost of noise of variance 1, in nats per judged token.
 struct SensitivityLines {
   std::string model;
@@ -96,7 +90,6 @@ struct Results {
   std::vector<ModelRun> runs;
   std::vector<RecallRun> recalls;
   std::vector<ReconLine> recon;
-  std::vector<ProbeLine> probes;
   std::vector<SensitivityLines> sensitivities;
   std::vector<Setting> settings;  ///< in the order of the page: as the files, in their order, name them first
   std::vector<Source> sources;
@@ -119,15 +112,12 @@ Plot rise_plot(const Results& results, const ModelRun& run);
 /// One HTML file without references to others. loss: as for conclusion(); made: the run that makes the page.
 std::string html_page(const Results& results, const std::string& title, double loss, const Source& made);
 
-/// The tables, and the conclusions of the page.
-std::string text_page(const Results& results, double loss);
-
-enum class TableForm : uint8_t { text, csv, tsv, markdown, latex };
+enum class TableForm : uint8_t { text, csv, markdown, latex };
 constexpr auto names_of(TableForm) {
-  return std::to_array<std::string_view>({"text", "csv", "tsv", "markdown", "latex"});
+  return std::to_array<std::string_view>({"text", "csv", "markdown", "latex"});
 }
 
-/// The tables alone, an empty line between two of them. latex: a tabular with the lines of the package booktabs.
-std::string tables(const Results& results, TableForm form);
+/// The tables, an empty line between two of them; with a loss also the conclusions of the page. latex: with lines of the package booktabs.
+std::string tables(const Results& results, TableForm form, std::optional<double> loss = {});
 
 }  // namespace kvcodec::cli

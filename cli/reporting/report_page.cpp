@@ -168,43 +168,35 @@ std::string text_table(const std::vector<Cells>& rows) {
 }
 
 /// With a mark before each of these characters.
-std::string marked(const std::string& text, std::string_view characters, char mark) {
+std::string marked(const std::string& text, std::string_view characters, const char* mark) {
   std::string out;
-  for (const char c : text) {
-    if (characters.find(c) != characters.npos) out += mark;
-    out += c;
-  }
+  for (const char c : text) out += fmt::format("{}{}", characters.find(c) == characters.npos ? "" : mark, c);
   return out;
 }
 
 std::string formed_cell(const std::string& text, TableForm form) {
-  if (form == TableForm::latex) return text == "+-" ? "$\\pm$" : marked(text, "%&#_$", '\\');
-  if (form == TableForm::csv && text.find_first_of(",\"") != text.npos)
-    return '"' + marked(text, "\"", '"') + '"';
-  return text;
+  if (form == TableForm::latex) return text == "+-" ? "$\\pm$" : marked(text, "%&#_$", "\\");
+  const bool quoted = form == TableForm::csv && text.find_first_of(",\"") != text.npos;
+  return quoted ? '"' + marked(text, "\"", "\"") + '"' : text;
 }
 
 std::string formed_table(const std::vector<Cells>& rows, TableForm form) {
   if (form == TableForm::text || rows.empty()) return text_table(rows);
-  const bool latex = form == TableForm::latex;
   const auto line = [&](const Cells& row, auto member) {
     std::vector<std::string> cells;
     for (const auto& cell : row) cells.push_back(formed_cell(cell.*member, form));
     if (form == TableForm::markdown) return fmt::format("| {} |\n", fmt::join(cells, " | "));
-    if (latex) return fmt::format("{} \\\\\n", fmt::join(cells, " & "));
-    return fmt::format("{}\n", fmt::join(cells, form == TableForm::csv ? "," : "\t"));
+    if (form == TableForm::latex) return fmt::format("{} \\\\\n", fmt::join(cells, " & "));
+    return fmt::format("{}\n", fmt::join(cells, ","));
   };
-  using Cell = Cells::value_type;
   const size_t numbers = rows[0].size() - 1;
-  std::string out = line(rows[0], &Cell::first);
-  if (latex) out = "\\begin{tabular}{l" + std::string(numbers, 'r') + "}\n\\toprule\n" + out + "\\midrule\n";
-  if (form == TableForm::markdown) {
-    out += "| --- |";
-    for (size_t i = 0; i < numbers; ++i) out += " ---: |";
-    out += "\n";
-  }
-  for (const Cells& row : rows) out += line(row, &Cell::second);
-  return latex ? out + "\\bottomrule\n\\end{tabular}\n" : out;
+  std::string head = line(rows[0], &Cells::value_type::first), body;
+  for (const Cells& row : rows) body += line(row, &Cells::value_type::second);
+  if (form == TableForm::markdown)
+    head += fmt::format("| --- |{}\n", fmt::join(std::vector<std::string>(numbers, " ---: |"), ""));
+  if (form != TableForm::latex) return head + body;
+  return fmt::format("\\begin{{tabular}}{{l{}}}\n\\toprule\n{}\\midrule\n{}\\bottomrule\n\\end{{tabular}}\n",
+                     std::string(numbers, 'r'), head, body);
 }
 
 /// "+-" as "±", and "-12" with a true minus sign.
@@ -390,20 +382,6 @@ Plot attention_plot(const Results& results) {
   return plot;
 }
 
-Plot probe_plot(const ProbeLine& line) {
-  Plot plot{.title = "Error of the probe quantizer by dimension of keys",
-            .x_label = "dimension",
-            .y_label = "mean squared error",
-            .note = line.file,
-            .x = Scale::linear,
-            .lines = {{.label = "low", .color = 0, .joined = false},
-                      {.label = "high", .color = 1, .joined = false}}};
-  for (size_t j = 0; j < line.errors.size(); ++j)
-    plot.lines[line.high[j] ? 1 : 0].points.push_back(
-        {.x = static_cast<double>(j), .y = line.errors[j], .label = fmt::format("dimension {}", j)});
-  return plot;
-}
-
 Plot sensitivity_plot(const SensitivityLines& lines) {
   constexpr double kBeside = 0.12;  // so that intervals of keys and values do not hide each other
   Plot plot{.title = "What noise in the cache costs, by layer",
@@ -445,12 +423,6 @@ std::string recon_part(const Results& results) {
   return out + html_table(results,
                           "Keys, values and attention over them; distances to the Gaussian bound in dB",
                           recon_cells(results));
-}
-
-template <class Line>
-std::string plots_part(const char* title, const std::vector<Line>& lines, Plot (*plot_of)(const Line&)) {
-  auto plots = mapped<Plot>(lines, plot_of);
-  return plots.empty() ? "" : fmt::format("<h2>{}</h2>\n", title) + figures(plots);
 }
 
 std::string settings_part(const Results& results) {
@@ -558,9 +530,10 @@ std::string html_page(const Results& results, const std::string& title, double l
     out += "<h2>Planted facts</h2>\n" + paragraph(run.what + ".") + figures({recall_plot(results, run)}) +
            html_table(results, "Found again, in %, with 95% intervals; then by length and depth",
                       recall_cells(run));
-  out += recon_part(results) + plots_part("Where errors hurt", results.sensitivities, sensitivity_plot) +
-         plots_part("Codebooks", results.probes, probe_plot) + settings_part(results);
-  out += "<h2>Where this comes from</h2>\n<ul class=\"sources\">\n";
+  out += recon_part(results);
+  if (!results.sensitivities.empty())
+    out += "<h2>Where errors hurt</h2>\n" + figures(mapped<Plot>(results.sensitivities, sensitivity_plot));
+  out += settings_part(results) + "<h2>Where this comes from</h2>\n<ul class=\"sources\">\n";
   for (const Source& source : results.sources) out += source_part(source);
   return out +
          fmt::format("</ul>\n<p class=\"made\">This page: {}</p>\n<p class=\"made\"><code>{}</code></p>\n",
@@ -568,32 +541,22 @@ std::string html_page(const Results& results, const std::string& title, double l
          "</main>\n</body>\n</html>\n";
 }
 
-std::string text_page(const Results& results, double loss) {
+std::string tables(const Results& results, TableForm form, std::optional<double> loss) {
   std::string out;
   const auto add = [&](const std::string& part) { out += (out.empty() ? "" : "\n") + part; };
   for (const ModelRun& run : results.runs) {
-    if (results.runs.size() > 1) add(run.what + "\n");
-    add(text_table(model_cells(run)));
+    if (loss && results.runs.size() > 1) add(run.what + "\n");
+    add(formed_table(model_cells(run), form));
+    if (!loss) continue;
     std::string words;
-    for (const std::string& sentence : conclusion(run, loss)) words += wrapped(sentence, 100, 0) + "\n";
+    for (const std::string& sentence : conclusion(run, *loss)) words += wrapped(sentence, 100, 0) + "\n";
     add(words);
   }
   for (const RecallRun& run : results.recalls) {
-    if (results.recalls.size() > 1) add(run.what + "\n");
-    add(text_table(recall_cells(run)));
+    if (loss && results.recalls.size() > 1) add(run.what + "\n");
+    add(formed_table(recall_cells(run), form));
   }
-  if (!results.recon.empty()) add(text_table(recon_cells(results)));
-  return out;
-}
-
-std::string tables(const Results& results, TableForm form) {
-  std::string out;
-  const auto add = [&](const std::vector<Cells>& rows) {
-    out += (out.empty() ? "" : "\n") + formed_table(rows, form);
-  };
-  for (const ModelRun& run : results.runs) add(model_cells(run));
-  for (const RecallRun& run : results.recalls) add(recall_cells(run));
-  if (!results.recon.empty()) add(recon_cells(results));
+  if (!results.recon.empty()) add(formed_table(recon_cells(results), form));
   return out;
 }
 

@@ -228,23 +228,6 @@ void read_recon(const Object& json, Results& results, Source& source) {
                             string_at(json, "original"));
 }
 
-void read_probe(const Object& json, Results& results, Source& source) {
-  ProbeLine line{source.file, string_at(json, "split"), {}, {}};
-  for (const Object& error : array_at(json, "dimension_error")) {
-    if (!error.is_number()) throw bad_input("'dimension_error' holds what is not a number");
-    line.errors.push_back(number_of(error, "dimension_error"));
-  }
-  line.high.resize(line.errors.size());
-  for (const Object& dimension : array_at(json, "high_dimensions")) {
-    if (!dimension.is_number_unsigned() || dimension.get<uint64_t>() >= line.high.size())
-      throw bad_input("'high_dimensions' names one that is not among {}", line.high.size());
-    line.high[dimension.get<size_t>()] = true;
-  }
-  source.what = fmt::format("codebooks of keys split as '{}', {} of {} dimensions high", line.split,
-                            std::ranges::count(line.high, true), line.high.size());
-  results.probes.push_back(std::move(line));
-}
-
 void read_sensitivity(const Object& json, Results& results, Source& source) {
   SensitivityLines lines{string_at(at(json, "model"), "model"), {}};
   for (const Object& layer : array_at(json, "layers")) {
@@ -266,12 +249,10 @@ void read_result(const Object& json, const std::string& file, Results& results) 
     read_recon(json, results, source);
   else if (json.contains("settings") && json.contains("task"))
     read_model(json, results, source);
-  else if (json.contains("dimension_error"))
-    read_probe(json, results, source);
   else if (json.contains("layers") && json.contains("model"))
     read_sensitivity(json, results, source);
   else
-    throw bad_input("this is not a result of eval-model, eval-recon, train-rvq or sensitivity with --json");
+    throw bad_input("this is not a result of eval-model, eval-recon or sensitivity with --json");
   results.sources.push_back(std::move(source));
 }
 

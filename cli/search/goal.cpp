@@ -367,8 +367,9 @@ class Search {
     return {dials_[0].dial().lowest, dials_[0].dial().highest, dials_[0].finest()};
   }
 
-  /// Tries a codec on a sample.
-  Probe::Trial measure(const Probe& probe, const Codec& codec, Probe::Asked asked) {
+  /// Tries a codec on a sample: what is asked, or a side.
+  template <class Asked>
+  Probe::Trial measure(const Probe& probe, const Codec& codec, Asked asked) {
     const uint64_t before = probe.coded_values();
     Probe::Trial trial = probe.measure(codec, asked);
     price_.coded_values += probe.coded_values() - before, ++price_.tries;
@@ -436,9 +437,7 @@ class Search {
       settings[i] = setting;
       const auto codec = codec_with(*options_at(settings));
       if (!codec) break;
-      const uint64_t before = probe_->coded_values();
-      const Probe::Trial side = probe_->measure(*codec, kSides[i]);
-      price_.coded_values += probe_->coded_values() - before, ++price_.tries;
+      const Probe::Trial side = measure(*probe_, *codec, kSides[i]);
       curve.settings.push_back(setting);
       curve.points.push_back(
           {side.sides[i].bits * side.sides[i].width, side.cost(kSides[i], context_.weights)});

@@ -24,6 +24,7 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr int kVersion = 1;  // of the messages
 constexpr uint32_t kMaxHeader = 1 << 20;
 /// An answer to encode or learn is a mistake beyond so many bytes.
 constexpr uint64_t kMaxAnswer = uint64_t{1} << 32;
@@ -54,33 +55,27 @@ class RunningProgram final : public RowProgram {
   RunningProgram(std::string file, const std::string& arguments, int64_t seconds)
       : file_(std::move(file)), seconds_(seconds) {
     start();
-    const Json answer =
-        ask({{"op", "begin"}, {"version", kRowProgramVersion}, {"arguments", arguments}}, {}, {});
+    const Json answer = ask({{"op", "begin"}, {"version", kVersion}, {"arguments", arguments}}, {}, {}).first;
     surveys_ = with_context(file_, [&] { return JsonFields(answer).get_bool("surveys"); }).value_or(false);
   }
 
   bool surveys() const override { return surveys_; }
 
   void observe(const GroupShape& shape, MatrixView<const float> rows) override {
-    Json request = about("observe", shape);
-    request["tokens"] = rows.rows();
-    (void)ask(std::move(request), {}, bytes_of(rows));
+    (void)ask(about("observe", shape, {{"tokens", rows.rows()}}), {}, bytes_of(rows));
   }
   std::vector<uint8_t> learn(const GroupShape& shape) override {
-    std::vector<uint8_t> table;
-    (void)ask(about("learn", shape), {}, {}, &table);
-    return table;
+    return ask(about("learn", shape), {}, {}, kMaxAnswer).second;
   }
   std::vector<uint8_t> encode(const GroupShape& shape, std::span<const uint8_t> table, uint64_t first,
                               MatrixView<const float> rows) override {
-    std::vector<uint8_t> bytes;
-    (void)ask(about("encode", shape, first, rows.rows()), table, bytes_of(rows), &bytes);
-    return bytes;
+    const Json request = about("encode", shape, {{"first", first}, {"tokens", rows.rows()}});
+    return ask(request, table, bytes_of(rows), kMaxAnswer).second;
   }
   void decode(const GroupShape& shape, std::span<const uint8_t> table, uint64_t first,
               std::span<const uint8_t> bytes, MatrixView<float> out) override {
-    std::vector<uint8_t> answer;
-    (void)ask(about("decode", shape, first, out.rows()), table, bytes, &answer);
+    const Json request = about("decode", shape, {{"first", first}, {"tokens", out.rows()}});
+    const std::vector<uint8_t> answer = ask(request, table, bytes, kMaxAnswer).second;
     const size_t values = out.rows() * out.cols();
     if (answer.size() != values * sizeof(float))
       throw bad_input("{}: gave {} bytes for {} tokens of {} values, which are {} as f32", file_,
@@ -92,16 +87,9 @@ class RunningProgram final : public RowProgram {
   }
 
  private:
-  static Json about(const char* op, const GroupShape& shape) {
-    return {{"op", op},
-            {"side", name_of(shape.side)},
-            {"layers", shape.layers},
-            {"heads", shape.heads()},
-            {"dims", shape.dims()}};
-  }
-  static Json about(const char* op, const GroupShape& shape, uint64_t first, size_t tokens) {
-    Json request = about(op, shape);
-    request["first"] = first, request["tokens"] = tokens;
+  static Json about(const char* op, const GroupShape& shape, Json request = Json::object()) {
+    request["op"] = op, request["side"] = name_of(shape.side), request["layers"] = shape.layers;
+    request["heads"] = shape.heads(), request["dims"] = shape.dims();
     return request;
   }
 
@@ -133,9 +121,9 @@ class RunningProgram final : public RowProgram {
     }
   }
 
-  /// Sends a request with its payload, a table and other bytes, and returns the answer's header; its payload goes to `payload`.
-  Json ask(Json request, std::span<const uint8_t> table, std::span<const uint8_t> bytes,
-           std::vector<uint8_t>* payload = nullptr) {
+  /// Sends a request with its payload, a table and other bytes, and returns the answer and its payload of at most so many bytes.
+  std::pair<Json, std::vector<uint8_t>> ask(Json request, std::span<const uint8_t> table,
+                                            std::span<const uint8_t> bytes, uint64_t most = 0) {
     const std::lock_guard lock(mutex_);
     request["table"] = table.size(), request["bytes"] = table.size() + bytes.size();
     const std::string header = request.dump();
@@ -157,13 +145,11 @@ class RunningProgram final : public RowProgram {
     const auto [error, given] = with_context(
         file_, [&] { return std::pair(fields.get_string("error"), fields.get_int("bytes").value_or(0)); });
     if (error) throw bad_input("{}: {}", file_, printable(*error));
-    if (given < 0 || static_cast<uint64_t>(given) > (payload ? kMaxAnswer : 0))
+    if (given < 0 || static_cast<uint64_t>(given) > most)
       throw bad_input("{}: an answer to '{}' of {} bytes", file_, request["op"].get<std::string>(), given);
-    if (payload) {
-      payload->resize(static_cast<size_t>(given));
-      receive(*payload);
-    }
-    return answer;
+    std::vector<uint8_t> payload(static_cast<size_t>(given));
+    receive(payload);
+    return {std::move(answer), std::move(payload)};
   }
 
   void send(std::span<const uint8_t> bytes) {

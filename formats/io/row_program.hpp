@@ -7,9 +7,6 @@
 
 namespace kvcodec {
 
-/// The version of the messages.
-inline constexpr int kRowProgramVersion = 1;
-
 /// file: an executable file, or one that ends in .py, which python3 runs. The function throws Error(bad_input) if it cannot be started.
 StartRowProgram row_program(const std::string& file);
 

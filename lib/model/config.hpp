@@ -247,7 +247,7 @@ struct ModelConfig {
   DeltaLayers delta;
   TokenInputs token_inputs;
   bool output_gate =
-      false;  ///< attention's output is multiplied by the sigmoid of what `query` makes beside each query
+      false;  ///< attention's output is gated by the sigmoid of what `query` makes beside each query
 
   Rope rope, local_rope;
   std::vector<LayerRope> layer_rope;  ///< one per layer, or empty: usual in all

@@ -396,7 +396,9 @@ class CpuSteps final : public TapedSteps {
     add_mlp(layer, *mlp_input, first);
     if (config_.token_inputs.width > 0) add_token_inputs(layer, index, first, count);
     if (layer.scale != 1) each_row(count, [&](size_t i) { scale(hidden_.row(first + i), layer.scale); });
-    if (first + count == hidden_.rows() && is_shared(index)) shared_[index] = present_;
+    if (first + count < hidden_.rows()) return;
+    for (int later = config_.num_layers - config_.shared_layers; later < config_.num_layers; ++later)
+      if (config_.source_of(later) == index) return void(shared_[index] = present_);
   }
 
   std::span<const float> state(size_t document) const override { return delta_.state(document); }
@@ -448,13 +450,6 @@ class CpuSteps final : public TapedSteps {
   PastRows before_rope(int layer, size_t count) {
     return {rows_of(layer, key_before_rope_, new_value_, count).keys,
             shaped(query_before_rope_, count, own_of(layer).query_width())};
-  }
-
-  /// True if later layers use its keys and values.
-  bool is_shared(int layer) const {
-    for (int other = config_.num_layers - config_.shared_layers; other < config_.num_layers; ++other)
-      if (config_.source_of(other) == layer && other != layer) return true;
-    return false;
   }
 
   /// Keys and values that the layer's queries meet; with latent attention values are columns of the keys.
@@ -555,10 +550,9 @@ class CpuSteps final : public TapedSteps {
     if (!config_.is_latent()) return attended;
     const size_t rank = as_size(config_.latent.rank), dim = as_size(config_.latent.value_dim);
     const MatrixView<float> out = latent_.values.view().rows(0, count);
-    for (size_t head = 0; head < layer.value_up.size(); ++head) {
+    for (size_t head = 0; head < layer.value_up.size(); ++head)
       apply(attended.columns(head * rank, rank), {&layer.value_up[head], out.columns(head * dim, dim)},
             Write::replace, scratch_);
-    }
     return out;
   }
 

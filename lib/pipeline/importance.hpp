@@ -27,11 +27,10 @@ class TokenImportance {
 
   /// A layer's queries at the end of the document, and the keys that they meet.
   struct Layer {
-    MatrixView<const float> queries;  ///< (query_tokens.size(), query heads * dims)
-    std::span<const uint64_t>
-        query_tokens;            ///< of the document, rising; at most the last kObservedQueries are used
-    size_t heads = 0, dims = 0;  ///< of keys
-    uint64_t first = 0;          ///< the first token that the layer holds
+    MatrixView<const float> queries;         ///< (query_tokens.size(), query heads * dims)
+    std::span<const uint64_t> query_tokens;  ///< of the document, rising; the last kObservedQueries are used
+    size_t heads = 0, dims = 0;              ///< of keys
+    uint64_t first = 0;                      ///< the first token that the layer holds
     ScoreForm form = {};
     uint64_t window = 0;  ///< tokens that a query sees; 0: all
   };

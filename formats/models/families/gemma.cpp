@@ -2,6 +2,7 @@
 // layers; Gemma 2 caps scores and logits, Gemma 3 has norms of heads and another rotary embedding in the layers with windows. Gemma 4
 // has other heads there, norms of values, and numbers of each token in every layer; its last layers may use keys and values of earlier
 // ones; its norms add nothing. GGUF files store norms with the 1 added.
+#include <array>
 #include <cmath>
 #include <tuple>
 
@@ -228,39 +229,27 @@ void describe_gemma3(gguf::Reading& reading) {
 }  // namespace
 
 std::span<const Family> gemma() {
-  static constexpr Family kAll[] = {{.model_type = "gemma2",
-                                     .class_prefix = "Gemma2",
-                                     .parts = set_gemma2_parts,
-                                     .describe = describe_gemma2,
-                                     .gguf = {.architecture = "gemma2", .describe = describe_gemma2},
-                                     .activation_field = "hidden_activation",
-                                     .activation = Activation::gelu_tanh,
-                                     .tied_embeddings = true,
-                                     .head_dim = 256,
-                                     .may_have_attention_bias = true},
-                                    {.model_type = "gemma3_text",
-                                     .class_prefix = "Gemma3",
-                                     .parts = set_gemma3_parts,
-                                     .describe = describe_gemma3,
-                                     .gguf = {.architecture = "gemma3", .describe = describe_gemma3},
-                                     .activation_field = "hidden_activation",
-                                     .activation = Activation::gelu_tanh,
-                                     .tied_embeddings = true,
-                                     .head_dim = 256,
-                                     .rope_theta = 1000000,
-                                     .rope_by_layer_type = true,
-                                     .may_have_attention_bias = true},
-                                    {.model_type = "gemma4_text",
-                                     .class_prefix = "Gemma4",
-                                     .parts = set_gemma4_parts,
-                                     .describe = describe_gemma4,
-                                     .activation_field = "hidden_activation",
-                                     .activation = Activation::gelu_tanh,
-                                     .tied_embeddings = true,
-                                     .head_dim = 256,
-                                     .rope_theta = 1000000,
-                                     .rope_by_layer_type = true,
-                                     .may_have_attention_bias = true}};
+  static constexpr auto kAll = [] {
+    Family two{.model_type = "gemma2",
+               .class_prefix = "Gemma2",
+               .parts = set_gemma2_parts,
+               .describe = describe_gemma2,
+               .gguf = {.architecture = "gemma2", .describe = describe_gemma2},
+               .activation_field = "hidden_activation",
+               .activation = Activation::gelu_tanh,
+               .tied_embeddings = true,
+               .head_dim = 256,
+               .may_have_attention_bias = true};
+    Family three = two;
+    three.model_type = "gemma3_text", three.class_prefix = "Gemma3";
+    three.parts = set_gemma3_parts, three.describe = describe_gemma3;
+    three.gguf = {.architecture = "gemma3", .describe = describe_gemma3};
+    three.rope_theta = 1000000, three.rope_by_layer_type = true;
+    Family four = three;
+    four.model_type = "gemma4_text", four.class_prefix = "Gemma4";
+    four.parts = set_gemma4_parts, four.describe = describe_gemma4, four.gguf = {};
+    return std::array{two, three, four};
+  }();
   return kAll;
 }
 

@@ -1,26 +1,5 @@
 """A codec of your own in NumPy (or torch, or anything): a program that kvcodec runs as its codec `exec`.
-
-    #!/usr/bin/env python3
-    import numpy as np
-    from kvfiles.coding import RowCodec
-
-    class Int8(RowCodec):                                       # eight bits and a scale for each token
-        def encode(self, rows, where, table):                   # [tokens, heads, dimensions], f32
-            scales = np.abs(rows).max((1, 2)) / 127 + 1e-9
-            levels = np.rint(rows / scales[:, None, None])
-            return scales.astype("f4").tobytes() + levels.astype("i1").tobytes()
-
-        def decode(self, data, where, table):
-            scales = np.frombuffer(data, "f4", where.tokens)
-            levels = np.frombuffer(data, "i1", offset=4 * where.tokens)
-            return levels.reshape(where.shape) * scales[:, None, None]
-
-    Int8().run()
-
-    kvcodec eval-model --model model --text novel.txt --codec exec:book=int8.py --codec kivi
-
-A codec that must see all rows first sets `surveys`, gets them by observe(), and returns from learn() the bytes of a table; kvcodec stores and
-counts them once for each side of each layer, and hands them to encode() and decode(). kvcodec-exec(7) describes the messages below this class.
+A subclass of RowCodec codes rows; one that must see all rows first sets `surveys` and returns a table from learn(). See kvcodec-exec(7).
 """
 import json
 import os

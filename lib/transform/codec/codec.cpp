@@ -95,11 +95,6 @@ struct TransformOptions final : Options {
   bool by_token() const { return importance != Importance::none; }
 };
 
-/// Rungs of tokens [first, first + count); nothing of nothing.
-TokenRungs some_of(TokenRungs rungs, size_t first, size_t count) {
-  return rungs.empty() ? rungs : rungs.subspan(first, count);
-}
-
 /// A block as the stream `blocks` has it.
 struct BlockHead {
   uint32_t tokens = 0, bytes = 0;

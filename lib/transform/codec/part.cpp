@@ -7,6 +7,7 @@
 
 #include "lib/codec/exact_rows.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/mapped.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"
 
@@ -30,10 +31,7 @@ void for_each_tile(size_t first, size_t count, const Body& body) {
 
 template <class T>
 std::vector<T> chosen(const std::vector<T>& all, const std::vector<uint32_t>& components) {
-  std::vector<T> values;
-  values.reserve(components.size());
-  for (const uint32_t component : components) values.push_back(all[component]);
-  return values;
+  return mapped<T>(components, [&](uint32_t component) { return all[component]; });
 }
 
 /// out[i] = row[tokens[i]].
@@ -76,17 +74,13 @@ TransformPart::TransformPart(std::shared_ptr<const TransformBasis> basis, std::v
   for (uint32_t i = 0; i < basis_->components(); ++i)
     if (std::ranges::any_of(rungs, [&](const LevelRung& rung) { return rung.classes[i] != kDeadClass; }))
       live_.push_back(i);
-  for (LevelRung& rung : rungs) {
+  for (const LevelRung& rung : rungs) {
     const std::vector<uint32_t> live = rung.live();
     std::vector<size_t> rows;
     for (const uint32_t component : live)
       rows.push_back(static_cast<size_t>(std::ranges::lower_bound(live_, component) - live_.begin()));
-    LevelCoder coder(context.tables, chosen(rung.classes, live));
-    rungs_.push_back({.rung = rung,
-                      .rows = std::move(rows),
-                      .classes = chosen(rung.classes, live),
-                      .gains = chosen(rung.gains, live),
-                      .coder = std::move(coder)});
+    const std::vector<uint8_t> classes = chosen(rung.classes, live);
+    rungs_.push_back({rung, std::move(rows), classes, chosen(rung.gains, live), {context.tables, classes}});
   }
 }
 
@@ -133,12 +127,9 @@ uint8_t TransformPart::rung_for(double weight, double power) const {
 
 const SynthesisFunction* TransformPart::device() const {
   if (!context_.engine) return nullptr;
-  if (rungs_.size() > 1) {
-    context_.engine->fall_back("transform: tokens with steps of their own");
-    return nullptr;
-  }
-  if (context_.features) {
-    context_.engine->fall_back("transform: vectors predicted from ids");
+  if (rungs_.size() > 1 || context_.features) {
+    context_.engine->fall_back(rungs_.size() > 1 ? "transform: tokens with steps of their own"
+                                                 : "transform: vectors predicted from ids");
     return nullptr;
   }
   const SynthesisFunction& made = device_.get([&] {
@@ -237,7 +228,7 @@ void TransformPart::quantize(size_t first, std::span<const uint32_t> ids, Matrix
       for (const float value : weighted.row(begin - tile + t))
         errors[at + t] += double{value} * double{value};
     }
-    for (const Alike& alike : by_rung(rungs.empty() ? rungs : rungs.subspan(at, count), count))
+    for (const Alike& alike : by_rung(some_of(rungs, at, count), count))
       quantize(alike, components.view().columns(begin - tile, count), levels.columns(at, count),
                errors.subspan(at, count));
   });
@@ -294,7 +285,7 @@ void TransformPart::reconstruct(MatrixView<const int32_t> levels, std::span<cons
     RowCoefficients coefficients = synthesis.coefficients(count);
     std::vector<float> values(count), back(count);
     std::vector<int32_t> own(count);
-    const std::vector<Alike> groups = by_rung(rungs.empty() ? rungs : rungs.subspan(begin, count), count);
+    const std::vector<Alike> groups = by_rung(some_of(rungs, begin, count), count);
     std::vector<size_t> next(groups.size());  // of the components of each rung
     for (size_t i = 0; i < components(); ++i) {
       std::ranges::fill(values, 0.0f);

@@ -42,6 +42,10 @@ struct RungRange {
 
 /// The rungs of some tokens, counted from RungRange::first on; empty: all are of the codec's own rung.
 using TokenRungs = std::span<const uint8_t>;
+/// Those of tokens [first, first + count); nothing of nothing.
+inline TokenRungs some_of(TokenRungs rungs, size_t first, size_t count) {
+  return rungs.empty() ? rungs : rungs.subspan(first, count);
+}
 
 class TransformPart {
  public:

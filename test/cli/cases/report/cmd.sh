@@ -13,9 +13,6 @@ kvcodec report model.json recall.json recon.json -o again.html --json | sed '/co
 sed 's/again.html/page.html/' again.html | cmp page.html - && echo "same page"
 for form in csv markdown latex; do kvcodec report model.json recon.json --table $form | grep -E -e '---|setting|q&|q\\\\&|tabular|rule|^$' | cut -d ' ' -f -8; done
 refused report model.json --table csv --plot plot.svg
-kvcodec train-rvq data/demo.h5 --vectors 512 --codebooks-value 1 --codebooks-low 2 --codebooks-high 1 --epochs 1 --refits 0 --quiet --json -o books.h5 2>/dev/null >probe.json
-kvcodec report recon.json probe.json -o probe.html --json | grep -v conclusions
-echo "$(grep -c "<title>dimension " probe.html) dimensions"
 kvcodec sensitivity --model src/data/demo-model --text src/LICENSE --chunk 64 --max-documents 2 --quiet --json -o noise.h5 >noise.json
 kvcodec report noise.json -o noise.html --json | grep sensitivities
 echo "$(grep -c '<title>keys of layer ' noise.html) layers of keys, $(grep -c '<title>values of layer ' noise.html) of values"
@@ -101,8 +98,6 @@ refused report model.json --loss -1 -o new.html
 echo '{"task": "text", "settings": []}' >bad.json
 refused report bad.json -o new.html
 echo '{"tasks": 1}' >bad.json
-refused report bad.json -o new.html
-echo '{"split": "rope", "dimension_error": [1, 2], "high_dimensions": [2]}' >bad.json
 refused report bad.json -o new.html
 echo '[1' >bad.json
 refused report bad.json -o new.html
