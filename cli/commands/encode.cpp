@@ -401,7 +401,8 @@ void begin_codes(const NamedCodec& codec, const std::vector<size_t>& documents, 
     try {
       return make_codec(entry, with, context, choose_rope(entry, options.rope, context));
     } catch (const Error& error) {  // it is about the book, if there is one
-      throw error.kind() == ErrorKind::bad_input && book ? error.at(options.book) : error;
+      const bool named = std::string_view(error.what()).starts_with(options.book + ": ");
+      throw error.kind() == ErrorKind::bad_input && book && !named ? error.at(options.book) : error;
     }
   };
   const auto layers = options.layers.choose(kv.layers(), kv.name());
