@@ -43,10 +43,11 @@ struct Array {
 };
 
 struct Book {
-  std::string type;   ///< the kvcodec_type of its file: "dictionary", "codebooks" or "transform"; or "program"
+  std::string type;  ///< the kvcodec_type of its file: "dictionary", "codebooks" or "transform"; or "program"
   Record parameters;  ///< shape, normalisation, training options: everything that is one scalar
   std::vector<Array> arrays;
-  StartRowProgram program = nullptr;  ///< starts a "program", whose bytes are an array; null if it was read from a file of codes
+  StartRowProgram program =
+      nullptr;  ///< starts a "program", whose bytes are an array; null if it was read from a file of codes
   /// Arrays under this path record how the book was made (loss per step, optimiser state). They are not part
   /// of the digest and not counted as storage that decoding needs.
   static constexpr std::string_view kTrainingPrefix = "training/";
