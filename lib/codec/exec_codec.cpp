@@ -6,7 +6,7 @@
 //
 // Streams of one document; `table` is shared by all:
 //   table   u8 [bytes]              what the program learned from all rows; there only if it surveys
-//   blocks  u64 [blocks][2]         tokens and bytes of each block
+//   blocks  u64 [blocks][2]         tokens and bytes up to the end of each block
 //   codes   u8 [bytes]              the blocks, one behind the other
 //   tail    bf16|f16 [rest][H][d]   there only with `block`
 #include <algorithm>
@@ -61,50 +61,66 @@ class ExecView final : public DocumentView {
 
  protected:
   uint64_t take_in() override {
-    const uint64_t blocks = document().rows(kProgramBlocks);
-    const auto heads = document().read<uint64_t>(kProgramBlocks, 0, blocks, 2);
-    tokens_before_.assign(1, 0), bytes_before_.assign(1, 0);
-    for (uint64_t i = 0; i < blocks; ++i) {
-      if (heads[2 * i] == 0) throw bad_input("stream '{}', row {}: no tokens", kProgramBlocks, i);
-      tokens_before_.push_back(checked_add(tokens_before_.back(), heads[2 * i]));
-      bytes_before_.push_back(checked_add(bytes_before_.back(), heads[2 * i + 1]));
-    }
-    if (bytes_before_.back() != document().rows(kProgramCodes))
+    blocks_ = document().rows(kProgramBlocks);
+    coded_ = end_of(blocks_);
+    if (coded_.bytes != document().rows(kProgramCodes))
       throw bad_input("stream '{}' has {} bytes; its blocks have {}", kProgramCodes,
-                      document().rows(kProgramCodes), bytes_before_.back());
-    return checked_add(tokens_before_.back(), document().rows(kTail));
+                      document().rows(kProgramCodes), coded_.bytes);
+    return checked_add(coded_.tokens, document().rows(kTail));
   }
   void decode_rows(uint64_t first, MatrixView<float> out) const override {
-    decode_with_tail(storage_, document(), tokens_before_.back(), first, out,
+    decode_with_tail(storage_, document(), coded_.tokens, first, out,
                      [&](uint64_t at, MatrixView<float> rows) { decode_blocks(at, rows); });
   }
   Block block_of(uint64_t token) const override {
-    if (token >= tokens_before_.back()) return {token, token + 1};
-    const auto end = std::ranges::upper_bound(tokens_before_, token);
-    return {*std::prev(end), *end};
+    if (token >= coded_.tokens) return {token, token + 1};
+    const uint64_t block = block_with(token);
+    return {end_of(block).tokens, end_of(block + 1).tokens};
   }
 
  private:
+  struct End {
+    uint64_t tokens = 0, bytes = 0;
+  };
+  /// Of the first `blocks` blocks.
+  End end_of(uint64_t blocks) const {
+    if (blocks == 0) return {};
+    const auto row = document().read<uint64_t>(kProgramBlocks, blocks - 1, 1, 2);
+    return {row[0], row[1]};
+  }
+  /// By bisection: few rows are read.
+  uint64_t block_with(uint64_t token) const {
+    uint64_t low = 0, high = blocks_ - 1;
+    while (low < high) {
+      const uint64_t middle = low + (high - low) / 2;
+      if (end_of(middle + 1).tokens <= token)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    return low;
+  }
   void decode_blocks(uint64_t first, MatrixView<float> out) const {
     const auto table = document().read<uint8_t>(kProgramTable, 0, document().rows(kProgramTable), 1);
     const uint64_t end = first + out.rows();
-    for (uint64_t at = first; at < end;) {
-      const auto block =
-          static_cast<size_t>(std::ranges::upper_bound(tokens_before_, at) - tokens_before_.begin() - 1);
-      const uint64_t begin = tokens_before_[block], stop = tokens_before_[block + 1];
-      const auto bytes = document().read<uint8_t>(kProgramCodes, bytes_before_[block],
-                                                  bytes_before_[block + 1] - bytes_before_[block], 1);
-      Matrix<float> rows(stop - begin, out.cols());
+    uint64_t at = first;
+    for (uint64_t block = block_with(first); at < end; ++block) {
+      const End begin = end_of(block), stop = end_of(block + 1);
+      if (begin.tokens > at || stop.tokens <= at || stop.tokens > coded_.tokens || stop.bytes < begin.bytes)
+        throw bad_input("stream '{}', row {}: ends do not rise", kProgramBlocks, block);
+      const auto bytes = document().read<uint8_t>(kProgramCodes, begin.bytes, stop.bytes - begin.bytes, 1);
+      Matrix<float> rows(stop.tokens - begin.tokens, out.cols());
       with_context(fmt::format("block {}", block),
-                   [&] { program_.decode(shape(), table, begin, bytes, rows); });
-      for (; at < std::min(end, stop); ++at)
-        std::ranges::copy(rows.row(at - begin), out.row(at - first).begin());
+                   [&] { program_.decode(shape(), table, begin.tokens, bytes, rows); });
+      for (; at < std::min(end, stop.tokens); ++at)
+        std::ranges::copy(rows.row(at - begin.tokens), out.row(at - first).begin());
     }
   }
 
   RowProgram& program_;
   DType storage_;
-  std::vector<uint64_t> tokens_before_, bytes_before_;  // each block, and all
+  uint64_t blocks_ = 0;
+  End coded_;  // of all of them
 };
 
 class ExecCodec final : public Codec {
@@ -160,7 +176,8 @@ class ExecCodec final : public Codec {
       widen(storage_, halves.subspan(at * shape.width(), rows.size()), {rows.data(), rows.size()});
       const auto bytes = program_->encode(shape, table, first + at, rows);
       document.append_values<uint8_t>(kProgramCodes, bytes);
-      document.append_values<uint64_t>(kProgramBlocks, std::array{block, uint64_t{bytes.size()}});
+      document.append_values<uint64_t>(kProgramBlocks,
+                                       std::array{first + at + block, document.rows(kProgramCodes)});
     }
   }
 

@@ -150,6 +150,7 @@ Book join_kinds(const LayerKinds& kinds, std::vector<Book> books, int num_layers
                            books, [&](const Book& book) { return same_array(book.find(array.name), array); }))
         shared.insert(array.name);
   }
+  joined.program = books.front().program;
   for (size_t kind = 0; kind < books.size(); ++kind)
     for (Array& array : books[kind].arrays) {
       const bool is_shared = shared.contains(array.name);
@@ -183,7 +184,7 @@ LayerKinds kinds_in(const Book& book) {
 
 Book book_of_kind(const Book& book, size_t kind) {
   if (!book.parameters.find(kKinds)) return book;
-  Book own{.type = book.type, .parameters = {}, .arrays = {}};
+  Book own{.type = book.type, .parameters = {}, .arrays = {}, .program = book.program};
   for (const auto& [name, value] : book.parameters.items())
     if (const auto plain = name_in_kind(kind, name); plain && *plain != kKinds)
       own.parameters.set(*plain, value);
@@ -203,7 +204,7 @@ std::unique_ptr<Codec> make_for_kinds(const CodecEntry& entry, const Options& op
   const std::string book = fmt::format("this book ({})", entry.book_type);
   if (kinds.empty()) {
     for (const LayerShape& shape : context.layer_shapes)
-      if (shape.heads == 0 || shape != context.layer_shapes.front())
+      if (!context.book->program && (shape.heads == 0 || shape != context.layer_shapes.front()))
         throw bad_input(
             "{} is for caches whose layers have the same heads, keys and values; here they differ: train one "
             "on such a cache",

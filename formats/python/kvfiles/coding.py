@@ -37,7 +37,7 @@ class RowCodec:
         """Sees rows of the file, piece by piece, once, before the first are encoded."""
 
     def learn(self, where):
-        """Returns the table of a side of a layer, whose rows have all been observed."""
+        """Returns the table of a side of a layer, whose rows have all been observed; the next ones are of another survey."""
         return b""
 
     def encode(self, rows, where, table):

@@ -5,10 +5,12 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "lib/codec/registry.hpp"
 #include "lib/codec/row_program.hpp"
 #include "lib/core/bits.hpp"
+#include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "test/lib/sparse/omp_reference.hpp"
 #include "test/test.hpp"
@@ -755,8 +757,9 @@ class Int8Program final : public RowProgram {
       for (const float value : rows.row(t)) largest = std::max(largest, std::abs(value));
   }
   std::vector<uint8_t> learn(const GroupShape& shape) override {
-    const auto step =
-        std::bit_cast<std::array<uint8_t, 4>>(largest_[{shape.side, shape.first_layer()}] / 127);
+    // A later survey begins anew.
+    const float largest = std::exchange(largest_[{shape.side, shape.first_layer()}], 0.0f);
+    const auto step = std::bit_cast<std::array<uint8_t, 4>>(largest / 127);
     return {step.begin(), step.end()};
   }
   std::vector<uint8_t> encode(const GroupShape&, std::span<const uint8_t> table, uint64_t,
@@ -779,7 +782,8 @@ class Int8Program final : public RowProgram {
  private:
   static float step_of(std::span<const uint8_t> table) {
     std::array<uint8_t, 4> bytes{};
-    std::ranges::copy(table.first(4), bytes.begin());
+    if (table.size() != bytes.size()) throw bad_input("a table of {} bytes", table.size());
+    std::ranges::copy(table, bytes.begin());
     return std::bit_cast<float>(bytes);
   }
   std::map<std::pair<Side, int>, float> largest_;
