@@ -17,8 +17,6 @@
 #include "formats/io/json_file.hpp"
 #include "lib/core/error.hpp"
 
-extern char** environ;
-
 namespace kvcodec {
 namespace {
 

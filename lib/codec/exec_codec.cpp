@@ -56,8 +56,9 @@ class ProgramSurvey final : public Survey {
 
 class ExecView final : public DocumentView {
  public:
-  ExecView(RowProgram& program, DType storage, const GroupShape& shape, const StreamReader& document)
-      : DocumentView(shape, document), program_(program), storage_(storage) {}
+  ExecView(RowProgram& program, DType storage, uint64_t block, const GroupShape& shape,
+           const StreamReader& document)
+      : DocumentView(shape, document), program_(program), storage_(storage), block_(block) {}
 
  protected:
   uint64_t take_in() override {
@@ -75,6 +76,7 @@ class ExecView final : public DocumentView {
   Block block_of(uint64_t token) const override {
     if (token >= coded_.tokens) return {token, token + 1};
     const uint64_t block = block_with(token);
+    if (block_ > 0) return {block * block_, (block + 1) * block_};
     return {end_of(block).tokens, end_of(block + 1).tokens};
   }
 
@@ -88,8 +90,9 @@ class ExecView final : public DocumentView {
     const auto row = document().read<uint64_t>(kProgramBlocks, blocks - 1, 1, 2);
     return {row[0], row[1]};
   }
-  /// By bisection: few rows are read.
+  /// By bisection where blocks differ: few rows are read.
   uint64_t block_with(uint64_t token) const {
+    if (block_ > 0) return token / block_;
     uint64_t low = 0, high = blocks_ - 1;
     while (low < high) {
       const uint64_t middle = low + (high - low) / 2;
@@ -119,6 +122,7 @@ class ExecView final : public DocumentView {
 
   RowProgram& program_;
   DType storage_;
+  uint64_t block_;  // tokens of each; 0: any number
   uint64_t blocks_ = 0;
   End coded_;  // of all of them
 };
@@ -161,7 +165,7 @@ class ExecCodec final : public Codec {
 
  protected:
   ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
-    return std::make_unique<ExecView>(*program_, storage_, shape, document);
+    return std::make_unique<ExecView>(*program_, storage_, as_size(options_.block), shape, document);
   }
 
  private:
@@ -169,7 +173,7 @@ class ExecCodec final : public Codec {
   void encode(const GroupShape& shape, std::span<const uint16_t> halves, uint64_t first,
               StreamStore& document) const {
     const auto table = document.read<uint8_t>(kProgramTable, 0, document.rows(kProgramTable), 1);
-    const uint64_t tokens = halves.size() / shape.width(),
+    const uint64_t tokens = halves.size() / std::max<size_t>(shape.width(), 1),
                    block = options_.block == 0 ? tokens : static_cast<uint64_t>(options_.block);
     Matrix<float> rows(block, shape.width());
     for (uint64_t at = 0; at < tokens; at += block) {
