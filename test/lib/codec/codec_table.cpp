@@ -807,7 +807,7 @@ CodecCase exec_case(int64_t block) {
           },
       .make_book =
           [](const CodecContext&, Rng&) {
-            Book book{.type = "program"};
+            Book book{.type = "program", .parameters = {}, .arrays = {}};
             book.program = [](const std::string&, int64_t) { return std::make_unique<Int8Program>(); };
             return book;
           },
