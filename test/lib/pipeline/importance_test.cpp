@@ -12,6 +12,7 @@
 #include "lib/core/rng.hpp"
 #include "lib/pipeline/closed_loop.hpp"
 #include "test/lib/model/small_model.hpp"
+#include "test/lib/model/weights_in_memory.hpp"
 #include "test/test.hpp"
 
 namespace importance_test {
