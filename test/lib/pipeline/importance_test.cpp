@@ -11,6 +11,7 @@
 #include "lib/codec/registry.hpp"
 #include "lib/core/rng.hpp"
 #include "lib/pipeline/closed_loop.hpp"
+#include "test/lib/model/naive_llama.hpp"
 #include "test/lib/model/small_model.hpp"
 #include "test/lib/model/weights_in_memory.hpp"
 #include "test/test.hpp"
