@@ -61,7 +61,7 @@ struct ReconLine {
     std::map<int, double> layers;    ///< SNR by the layer's number
     std::vector<double> dimensions;  ///< SNR
   };
-  std::optional<SideMeasures> sides[2];  ///< keys, and values unless they lie in keys
+  std::array<std::optional<SideMeasures>, 2> sides;  ///< keys, and values unless they lie in keys
   std::optional<double> weights_kl, output_error, top_kept;
 };
 

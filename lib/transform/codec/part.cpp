@@ -77,6 +77,7 @@ TransformPart::TransformPart(std::shared_ptr<const TransformBasis> basis, std::v
   for (const LevelRung& rung : rungs) {
     const std::vector<uint32_t> live = rung.live();
     std::vector<size_t> rows;
+    rows.reserve(live.size());
     for (const uint32_t component : live)
       rows.push_back(static_cast<size_t>(std::ranges::lower_bound(live_, component) - live_.begin()));
     const std::vector<uint8_t> classes = chosen(rung.classes, live);
