@@ -7,6 +7,7 @@
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
 #include "cli/codecs/rate.hpp"
+#include "cli/encode/attention_note.hpp"
 #include "cli/encode/encode_job.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/frame/resume.hpp"
@@ -15,7 +16,6 @@
 #include "cli/search/codec_search.hpp"
 #include "cli/search/goal.hpp"
 #include "lib/codec/layer_weights.hpp"
-#include "lib/core/checked.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -519,81 +519,6 @@ void verify_codes(const CodesReader& codes, const EncodeOptions& options, const 
   }
 }
 
-/// Notes layers in which queries of the cache weigh decoded keys so differently that the model loses much. Judged by a few queries
-/// of the first of these documents that has any, and up to a thousand of its tokens, in up to eight layers, for a few percent of the
-/// time; not at all without queries. codes: those of the cache, made by that codec.
-void note_attention(const KvReader& kv, const std::vector<size_t>& documents, const CodesReader& codes,
-                    const Codec& codec, const CommonOptions& common) {
-  /// The KL of attention's weights, in nats and the mean of judged layers, above which a note says so. SmolLM2-135M and
-  /// Qwen2.5-Coder-0.5B lost 0.03 nats per token and more there (Pride and Prejudice); codecs as they come reach 0.25.
-  constexpr double kFar = 0.3;
-  constexpr size_t kQueries = 16;
-  /// Layers, at even distances, that are judged: reading them again takes most of the time.
-  constexpr size_t kLayers = 8;
-  /// Judged are a document's first and newest tokens, which have most of the weights: of all tokens one in kShare, for a few percent of
-  /// the time.
-  constexpr uint64_t kFirst = 16, kShare = 16, kLeast = 128, kMost = 1008;
-  if (common.quiet) return;
-  const Documents &own_documents = kv.documents(), &stored = codes.info().documents;
-  // One document is judged: looking for more among many thousands would take longer than coding them.
-  const std::vector<uint64_t> rows = StoredQueries::rows_in(kv);
-  if (rows.empty()) return;
-  const auto judged = std::ranges::find_if(
-      documents, [&](size_t document) { return !StoredQueries(kv, rows, document, 1).empty(); });
-  if (judged == documents.end()) return;
-  size_t place = 0;
-  while (place < stored.count() && (stored.names[place] != own_documents.names[*judged] ||
-                                    stored.length(place) != own_documents.length(*judged)))
-    ++place;
-  if (place == stored.count()) return;
-  const StoredQueries queries(kv, rows, *judged, kQueries);
-  uint64_t all = 0;
-  for (const size_t document : documents) all += own_documents.length(document);
-  std::vector<int> far;
-  double sum = 0, farthest = 0;
-  size_t layers = 0;
-  const std::vector<int>& groups = codes.info().groups;
-  const size_t judged_groups = std::max<size_t>(1, kLayers / as_size(codes.info().layer_group)),
-               step = (groups.size() + judged_groups - 1) / judged_groups;
-  for (size_t at = 0; at < groups.size(); at += step) {
-    const int group = groups[at];
-    const GroupShape shape = codes.info().shape(group, codes.info().sides(group).front());
-    const StoredDocument document(codes, codec, shape, place);
-    const uint64_t held = own_documents.held(group, *judged),
-                   begin = own_documents.offsets[*judged + 1] - held;
-    if (held == 0 || shape.width() == 0) continue;
-    const uint64_t newest = std::clamp(all / kShare, kLeast, kMost);
-    std::vector<TokenRange> stretches{{0, held}};  // of what the layer holds of the document
-    if (held > kFirst + newest) stretches = {{0, kFirst}, {held - newest, held}};
-    std::vector<uint64_t> tokens;
-    for (const auto& [first, end] : stretches)
-      for (uint64_t i = first; i < end; ++i) tokens.push_back(begin + i);
-    Matrix<float> own(tokens.size(), shape.width()), decoded = own;
-    uint64_t row = 0;
-    for (const auto& [first, end] : stretches) {
-      kv.read(shape, begin + first, own.view().rows(row, end - first));
-      document->decode(first, decoded.view().rows(row, end - first));
-      row += end - first;
-    }
-    const Matrix<float> values(tokens.size(), as_size(shape.heads()));  // weights do not depend on them
-    for (size_t l = 0; l < shape.layers.size(); ++l) {
-      const auto keys = shape.columns(own.view(), Side::key, l),
-                 other = shape.columns(decoded.view(), Side::key, l);
-      const int layer = shape.layers[l];
-      const double divergence =
-          queries.errors(kv, layer, tokens, {keys, values.view(), other, values.view()}).mean_divergence();
-      if (divergence > kFar) far.push_back(layer);
-      sum += divergence, farthest = std::max(farthest, divergence);
-      ++layers;
-    }
-  }
-  if (sum > kFar * static_cast<double>(layers))
-    common.note(
-        "{}: in layers {} attention to its codes strays, by a KL of up to {:.2g} nats, so that the model loses much: code "
-        "keys more finely, or by what kvcodec choose finds",
-        kv.name(), ranges_text(far), farthest);
-}
-
 /// Runs the codec over all pieces, chunk by chunk. Groups and sides come one after the other, because the writer holds one at a
 /// time.
 class CodecRun {
@@ -678,7 +603,7 @@ class CodecRun {
           read(surveyed, pieces[0].first, static_cast<size_t>(pieces[0].count));
         run_survey(*survey, surveyed, pieces, document);
       }
-      if (!weights_.empty()) {  // of the tokens that the layers hold, the last ones
+      if (!weights_.empty()) {  // a layer holds the last of a piece's tokens
         const auto& all = weights_[i];
         const auto held = static_cast<ptrdiff_t>(std::min<uint64_t>(pieces_[i].count, all.size()));
         document.weigh_tokens({all.end() - held, all.end()});

@@ -118,7 +118,7 @@ class CodedCache {
   bool pays() const { return codec_.multiplies() && document_.multiplies(); }
   bool appends() const { return codec_.entry().capabilities.appends; }
   CodedDocument& document() { return document_; }
-  /// What it takes, without the codec's book.
+  /// Bits per value, without the codec's book.
   double bits_per_value() const { return document_.stored(document_.tokens()).bits_per_value(); }
   std::string_view codec_name() const { return codec_.entry().name; }
 
@@ -156,7 +156,7 @@ class CodedCache {
     return reader_.has_tokens() ? reader_.tokens(documents.offsets[number_], documents.length(number_))
                                 : std::vector<uint32_t>();
   }
-  /// Of each part.
+  /// For each part, the number of first tokens that it leaves out.
   std::vector<size_t> left_out() const {
     return mapped<size_t>(numbers_below<size_t>(layout_.parts()), [&](size_t part) {
       return reader_.info().documents.left_out_of(layout_.shape(part).first_layer(), number_);

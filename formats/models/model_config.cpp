@@ -420,7 +420,7 @@ ModelDescription describe(const JsonFields& fields) {
   return description;
 }
 
-/// What is said of the part that reads text, of a model that reads pictures or sounds too.
+/// The description of the part that reads text, if the model reads pictures or sounds too; else all of it.
 nlohmann::json text_part(nlohmann::json object) {
   if (!object.contains("text_config") || !object["text_config"].is_object()) return object;
   nlohmann::json text = object["text_config"];

@@ -84,7 +84,7 @@ class ExecView final : public DocumentView {
   struct End {
     uint64_t tokens = 0, bytes = 0;
   };
-  /// Of the first `blocks` blocks.
+  /// Returns where the first `blocks` blocks end.
   End end_of(uint64_t blocks) const {
     if (blocks == 0) return {};
     const auto row = document().read<uint64_t>(kProgramBlocks, blocks - 1, 1, 2);

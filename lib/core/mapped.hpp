@@ -7,7 +7,7 @@
 
 namespace kvcodec {
 
-/// What `function` makes of each item of a range, in order.
+/// A vector of what `function` makes of each item of a range, in order.
 template <class To, class Range, class Function>
 std::vector<To> mapped(const Range& range, const Function& function) {
   std::vector<To> results;

@@ -140,7 +140,7 @@ void check_heads(const ModelConfig& config, int kv_heads, int head_dim) {
     throw bad_input("head_dim is {}; rotary embeddings turn pairs, so it must be even", head_dim);
 }
 
-/// What layers have for themselves, and of others.
+/// Checks what layers have for themselves, and what they take from others.
 void check_layers(const ModelConfig& config) {
   if (config.local_head_dim != 0) check_heads(config, config.local_kv_heads, config.local_head_dim);
   if (config.shared_intermediate_size != 0)

@@ -293,7 +293,7 @@ struct ModelConfig {
   int max_head_dim() const { return std::max(head_dim, local_head_dim); }
   bool is_latent() const { return latent.rank > 0; }
   int value_dim() const { return is_latent() ? latent.rank : head_dim; }  ///< of a head that queries meet
-  /// Of attention's output.
+  /// Values of attention's output.
   int attended_width() const { return is_latent() ? num_q_heads * latent.rank : query_width(); }
   /// Width of values of a layer in a cache: 0 where they lie in keys.
   int cached_value_width() const { return is_latent() ? 0 : key_width(); }

@@ -83,7 +83,7 @@ struct LlamaWeights {
   ModelConfig config;
   std::string source;                     ///< for messages: their file
   const TensorView* embedding = nullptr;  ///< (vocabulary_size, hidden_size)
-  /// Of TokenInputs, if there are any: the table (vocabulary, num_layers * width), the norm of what layers make of embeddings.
+  /// Weights of TokenInputs, if there are any: the table (vocabulary, num_layers * width), the norm of what layers make of embeddings.
   const TensorView* token_table = nullptr;
   Norm token_norm;
   std::vector<LlamaLayer> layers;

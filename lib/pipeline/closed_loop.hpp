@@ -43,7 +43,7 @@ struct LoopOptions {
   Joining joining = {};
   /// For selections; codecs and model have their own. nullptr: the CPU.
   Engine* engine = nullptr;
-  /// Of the model; for codecs that weigh tokens.
+  /// The model's; for codecs that weigh tokens.
   ScoreForms scores = {};
 };
 

@@ -1019,8 +1019,7 @@ def decode_q4(codes, book, layer, side, rows, tokens):
         require(set(rows) == {"exact"}, "q4: streams")
         return rows["exact"].reshape(tokens, 1, heads, dim)
     ends = {"sink", "tail"} if p.get("sink", 0) or p.get("window", 0) else set()
-    turns = {"rotation", "rotation_scales"} if p["rotate"] == "query" else set()
-    require(set(rows) == {"codes", "scales"} | ends | turns, "q4: streams")
+    require(set(rows) == {"codes", "scales"} | ends, "q4: streams")
     quantized = max(0, tokens - p.get("sink", 0) - p.get("window", 0))
     if ends:
         sinks = min(tokens, p["sink"])
@@ -1039,12 +1038,6 @@ def decode_q4(codes, book, layer, side, rows, tokens):
             values = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
             h *= 2
         values = values.reshape(tokens, heads, dim) * (np.float32(1) / np.sqrt(np.float32(n)))
-    if turns:
-        require(rows["rotation"].shape == (heads, dim, dim) and rows["rotation_scales"].shape == (heads, dim), "q4: rotations")
-        rotation = (rows["rotation"].astype("i8") - 128).astype("<f4") * rows["rotation_scales"][:, :, None]
-        coded, values = values, np.zeros_like(values)
-        for i in range(dim):
-            values = values + coded[:, :, i:i + 1] * rotation[:, i]
     values = values.reshape(tokens, 1, heads, dim)
     if ends:
         exact = [rows[name].reshape(-1, 1, heads, dim) for name in ("sink", "tail")]

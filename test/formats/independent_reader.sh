@@ -150,7 +150,6 @@ plain() {
   make_caches
   "$make_kv" --layers 1 --heads 3 --dim 33 --tokens 150 --documents 2 -o odd.h5
   "$make_kv" --layers 1 --heads 3 --dim 1 --tokens 150 --dtype f16 -o thin.h5
-  "$make_kv" --layers 3 --heads 2 --q-heads 6 --dim 20 --tokens 40 --documents 3 --queries 7 -o asking.h5
   typed kv --codec kivi
   lossy=$recon
   differ $codes kv.h5
@@ -175,7 +174,7 @@ plain() {
   coded kv --codec q4 --rotate hadamard --bits 3 --group 7
   coded half --codec q4 --rotate hadamard
   for kv in kv half odd thin empty; do coded $kv --codec q4 --bits 5 --rotate hadamard; done
-  for kv in kv half odd thin empty asking; do coded $kv --codec q4 --bits 3 --rotate query --sink 3 --window 5; done
+  for kv in kv half odd thin empty; do coded $kv --codec q4 --bits 3 --rotate none --sink 3 --window 5; done
   typed kv --codec fp8
   differ $codes "$lossy"
   for kv in half empty; do coded $kv --codec fp8; done

@@ -49,7 +49,7 @@ constexpr std::string_view kImportance = "importance";
 /// Blocks decoded side by side.
 constexpr size_t kTogether = RansDecoder<uint8_t>::kTogether;
 
-/// What makes some tokens finer than others.
+/// The source of weights by which some tokens are coded more finely than others.
 enum class Importance : uint8_t { none, queries };
 constexpr auto names_of(Importance) { return std::to_array<std::string_view>({"none", "queries"}); }
 
@@ -274,7 +274,7 @@ class TransformView final : public DocumentView {
     part_->decode(blocks.payload, blocks.bytes, tokens, rungs(last * block_, tokens), levels);
     return levels;
   }
-  /// Of quantized tokens [first, first + count), counted from the first of them; nothing where all are of the codec's.
+  /// Rungs of quantized tokens [first, first + count), counted from the first of them; empty where all have the codec's.
   std::vector<uint8_t> rungs(uint64_t first, uint64_t count) const {
     if (!coding_.by_token) return {};
     std::vector<uint8_t> rungs = document().read<uint8_t>(kRungs, first, count, 1);

@@ -248,7 +248,7 @@ TEST_CASE("training: every method lowers the error, epoch by epoch and by refitt
   const Matrix<float> rows = clustered(1500, 12, rng);
   for (const RvqMethod method : {RvqMethod::kmeans, RvqMethod::simvq}) {
     CAPTURE(method);
-    // What the last epoch has to leave, of what the first left.
+    // The last epoch leaves at most this share of what the first left.
     const double enough = method == RvqMethod::kmeans ? 0.9 : 0.99;
     const RvqTrainOptions options = options_of(method, 12, 3);
     Codebooks books(3, 16, 12);

@@ -295,7 +295,7 @@ TEST_CASE("adaptation: other rungs change as the one that it was fitted at") {
   CHECK_EQ(finer.step, 0.5f);
   CHECK(finer.classes == std::vector<uint8_t>{10, 4, 1, 6, 1, 39});
   CHECK(finer.gains == std::vector<float>{2, 1 / 32.0f, 1, 2, 1, 3});
-  // What lives at the coarser rung and in the adaptation stays alive; what is dead there may come to life.
+  // A component that lives at the coarser rung and in the adaptation stays alive; one that is dead there may come to life.
   const LevelRung coarser =
       changed_alike({2, {dead, 1, dead, dead, 2, dead}, {1, 1, 1, 1, 1, 1}}, fitted, adaptation);
   CHECK(coarser.classes == std::vector<uint8_t>{2, 0, dead, 3, dead, 29});

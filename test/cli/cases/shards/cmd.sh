@@ -2,7 +2,7 @@
 set -e
 make_kv --layers 2 --heads 2 --dim 32 --queries 2 --document a:0:300 --document b:0:20 --document none:0:0 --document c:0:150 --document d:0:90 \
   --document e:0:40 -o kv.h5
-for codec in none kivi kvcomp q4 fp8 lossless selfindex 'q4:rotate=query,rope=keep'; do
+for codec in none kivi kvcomp q4 fp8 lossless selfindex; do
   kvcodec encode kv.h5 --codec "$codec" --quiet -o whole.h5 --overwrite >/dev/null
   for i in 1 2 3; do kvcodec encode kv.h5 --codec "$codec" --shard $i/3 --quiet -o shard-$i.h5 --overwrite >/dev/null; done
   kvcodec cat shard-1.h5 shard-2.h5 shard-3.h5 -o joined.h5 --overwrite >/dev/null

@@ -44,7 +44,7 @@ jq length read
 kvcodec generate --model model3 --prompt "$(cat 2.txt) and so" --tokens 24 --no-stop --json --quiet | jq -c .tokens >read
 kvcodec generate kv3.h5 --documents 1 --model model3 --prompt " and so" --tokens 24 --no-stop --json --quiet | jq -c .tokens | cmp - read
 
-# What it loses by codes, by selection and by joining; what is not done.
+# Codes, selection and joining lose something; the rest is refused.
 for words in "--codec lossless --codec q4 --codec fp8" "--codec kvcomp:select=codes,budget=64 --codec none:select=signs,budget=64" \
   "--codec none --joined 2" "--codec q4 --stream 16"; do
   kvcodec eval-model --model model1 --text 1.txt --chunk 600 $words --json --quiet | jq -c '[.settings[] | [.setting, .kl.mean < 0.2]]'

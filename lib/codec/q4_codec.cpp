@@ -1,6 +1,5 @@
 // The codec `q4`: levels of 4 bits (or 2 to 8) with one f16 scale for each group of 32 channels of a token's
-// head, after a Hadamard transform of the head if wanted, or a rotation by what queries look at
-// (lib/codec/q4/rotation.hpp): the plain quantizer that every method is to beat. A baseline.
+// head, after a Hadamard transform of the head if wanted: the plain quantizer that every method is to beat. A baseline.
 //
 // Tokens are coded one by one, so they decode alone, and nothing waits but what a window asks for. Heads whose size is
 // no power of two are transformed in pieces of the largest power of two that divides it.
@@ -9,17 +8,13 @@
 //   codes   u8  [Q][H][ceil(d*b/8)]      levels + 2^(b-1), highest bit first, padded with zeros
 //   scales  f16 [Q][H][ceil(d/group)]    signed
 //   sink, tail                           where there is a sink or a window: lib/codec/exact_rows.hpp
-//   rotation, rotation_scales            where heads are rotated by queries
 //   exact   bf16|f16 [T][H][d]           instead of all, where codes and scales would not be smaller than 16 bits
-#include "lib/codec/codec.hpp"
-
 #include <algorithm>
 #include <cmath>
-#include <optional>
 
+#include "lib/codec/codec.hpp"
 #include "lib/codec/exact_rows.hpp"
 #include "lib/codec/layer_weights.hpp"
-#include "lib/codec/q4/rotation.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
@@ -32,8 +27,8 @@ namespace kvcodec {
 namespace {
 
 /// The transform of each head before it is quantized.
-enum class Rotation : uint8_t { none, hadamard, query };
-constexpr auto names_of(Rotation) { return std::to_array<std::string_view>({"none", "hadamard", "query"}); }
+enum class Rotation : uint8_t { none, hadamard };
+constexpr auto names_of(Rotation) { return std::to_array<std::string_view>({"none", "hadamard"}); }
 
 constexpr int64_t kMinQ4Bits = 2, kMaxQ4Bits = 8;
 
@@ -48,17 +43,15 @@ struct Q4Options final : BitOptions {
   static bool gains_by_center() { return true; }
 
   std::vector<OptionField> fields() override {
-    return {
-        {"bits", "bits per value", &bits, kMinQ4Bits, kMaxQ4Bits},
-        layer_bits_field(),
-        {"group", "channels of a token's head that share one scale", &group, 1, 65536},
-        {"rotate",
-         "transform of each head before it is quantized: hadamard spreads outliers over all channels; query spreads what queries look "
-         "at as well, by rotations learned from the cache's queries and values",
-         &rotate},
-        sink_field(sink),
-        {"window", "newest tokens of a document kept exactly", &window, 0, 1 << 24},
-        center_field(center)};
+    return {{"bits", "bits per value", &bits, kMinQ4Bits, kMaxQ4Bits},
+            layer_bits_field(),
+            {"group", "channels of a token's head that share one scale", &group, 1, 65536},
+            {"rotate",
+             "transform of each head before it is quantized: hadamard spreads outliers over all channels",
+             &rotate},
+            sink_field(sink),
+            {"window", "newest tokens of a document kept exactly", &window, 0, 1 << 24},
+            center_field(center)};
   }
 };
 
@@ -102,10 +95,7 @@ class Q4View final : public DocumentView {
     const uint64_t coded = document().rows(kCodes), scaled = document().rows(kScales);
     if (coded != scaled)
       throw bad_input("stream '{}' has {} rows; '{}' has {}", kScales, scaled, kCodes, coded);
-    const uint64_t tokens = form_.has_ends ? form_.ends.tokens(document(), coded) : coded;
-    if (form_.rotation == Rotation::query && tokens > 0 && !rotations_)
-      rotations_.emplace(shape(), document());
-    return tokens;
+    return form_.has_ends ? form_.ends.tokens(document(), coded) : coded;
   }
   void decode_rows(uint64_t first, MatrixView<float> out) const override {
     if (!form_.pays()) return read_exact(kExact, form_.storage, document(), first, out);
@@ -123,7 +113,6 @@ class Q4View final : public DocumentView {
     parallel_for(out.rows(), kPieceTokens, [&](size_t begin, size_t end, int) {
       Matrix<float> scales(heads, form_.head_scales);
       Matrix<uint8_t> codes(heads, form_.dims);
-      std::vector<float> rotated(rotations_ ? out.cols() : 0);
       for (size_t i = begin; i < end; ++i) {
         widen(kScaleType, std::span(stored).subspan(i * scales.size(), scales.size()),
               {scales.data(), scales.size()});
@@ -135,15 +124,11 @@ class Q4View final : public DocumentView {
                       form_.bits, 0, codes.row(head));
         dequantize_symmetric(codes, form_.group, form_.bits, scales, {out.row(i).data(), heads, form_.dims});
         if (form_.rotation == Rotation::hadamard) hadamard(out.row(i), power_of_two_in(form_.dims));
-        if (!rotations_) continue;
-        std::ranges::copy(out.row(i), rotated.begin());
-        rotations_->back(rotated, out.row(i));
       }
     });
   }
 
   Q4Form form_;
-  std::optional<q4::Rotations> rotations_;
 };
 
 class Q4Codec final : public Codec {
@@ -166,20 +151,7 @@ class Q4Codec final : public Codec {
       specs.push_back(form.ends.sink_stream(shape));
       specs.push_back(form.ends.tail_stream(shape));
     }
-    if (form.rotation == Rotation::query)
-      for (StreamSpec& spec : q4::rotation_streams(shape)) specs.push_back(std::move(spec));
     return specs;
-  }
-
-  SurveyScope survey_scope(const GroupShape&) const override {
-    return options_.rotate == Rotation::query ? SurveyScope::file : SurveyScope::none;
-  }
-  bool wants_queries() const override { return options_.rotate == Rotation::query; }
-  std::string without_queries() const override {
-    return "keys get a Hadamard transform instead of rotations";
-  }
-  std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
-    return q4::make_rotation_survey(shape, form_of(shape).pays());
   }
 
   /// 16-bit rows, twice where there are ends (4 bytes a value), floats of scales, codes and stored scales (together fewer than 6).
@@ -209,22 +181,15 @@ class Q4Codec final : public Codec {
   void quantize(const GroupShape& shape, const Q4Form& form, std::span<const uint16_t> halves,
                 StreamStore& document) const {
     const size_t heads = shape.width() / form.dims, tokens = halves.size() / shape.width();
-    std::optional<q4::Rotations> rotations;
-    if (form.rotation == Rotation::query) rotations.emplace(shape, document);
     std::vector<uint8_t> packed(tokens * heads * form.head_bytes);
     std::vector<uint16_t> stored(tokens * heads * form.head_scales);
     parallel_for(tokens, kPieceTokens, [&](size_t begin, size_t end, int) {
       Matrix<float> values(heads, form.dims), scales(heads, form.head_scales);
-      std::vector<float> plain(rotations ? values.size() : 0);
       Matrix<uint8_t> codes(heads, form.dims);
       for (size_t i = begin; i < end; ++i) {
         const std::span<float> all(values.data(), values.size());
         widen(form.storage, std::span(halves).subspan(i * values.size(), values.size()), all);
         if (form.rotation == Rotation::hadamard) hadamard(all, power_of_two_in(form.dims));
-        if (rotations) {
-          std::ranges::copy(all, plain.begin());
-          rotations->forward(plain, all);
-        }
         with_context([&] { return fmt::format("row {}", i); },
                      [&] { quantize_symmetric(values, form.group, form.bits, kScaleType, scales, codes); });
         narrow(kScaleType, {scales.data(), scales.size()},
