@@ -48,61 +48,74 @@ DocumentFacts continued(const CodesReader& base, const DocumentFacts& more, std:
   return facts;
 }
 
+/// The chosen documents that are encoded, of a kv file.
+struct Taken {
+  std::vector<size_t> documents;
+  bool continues = false;  ///< the first of them goes on where the codes end
+};
+
+/// Leaves out documents that the codes have, or that give way to later ones.
+Taken take(const KvReader& kv, const std::vector<size_t>& chosen, const CodesReader& base,
+           const Additions& how, NameRule& names) {
+  const TokenAxis there = token_axis(base), own = token_axis(kv);
+  const size_t before = there.documents.count();
+  for (size_t i = 0; i < before; ++i) names.add(there.documents.names[i], i);
+  Taken taken{chosen};
+  bool any = false;
+  names.keep(taken.documents, before, [&](size_t document, size_t number) {
+    if (how.continues && !any && goes_on(there, kv, document)) return any = taken.continues = true;
+    const auto same = [&](size_t earlier) {
+      if (earlier >= before) return same_tokens(own, chosen[earlier - before], own, document);
+      return same_tokens(there, earlier, own, document) ||
+             (how.continues && was_continued_by(there, earlier, kv, document));
+    };
+    const bool takes = names.takes(kv.documents().names[document], number, same);
+    any |= takes;
+    return takes;
+  });
+  return taken;
+}
+
+/// Adds a document of the kv file to the job and to the codes' documents. continues: the codes whose
+/// last document it continues, or null.
+void add_piece(const KvReader& kv, size_t source, const CodesReader* continues, Documents& documents,
+               Job& job) {
+  const uint64_t first = kv.documents().offsets[source], count = kv.documents().length(source);
+  const std::string_view name = kv.documents().names[source];
+  const auto positions = kv.positions(first, count);
+  const auto tokens = kv.has_tokens() ? kv.tokens(first, count) : std::vector<uint32_t>();
+  std::vector<uint64_t> left_out;
+  if (!kv.documents().whole()) left_out = kv.documents().left_out[source];
+  const DocumentFacts facts = kv.documents().facts_of(source);
+  if (continues) {
+    if (std::ranges::any_of(left_out, [](uint64_t of_layer) { return of_layer > 0; }))
+      throw bad_input(
+          "{}: document '{}' goes on with that of {}, and some layers leave out tokens in between; dump it without "
+          "--window-layers trim",
+          kv.name(), name, continues->name());
+    documents.extend_last(count, continued(*continues, facts, tokens));
+  } else {
+    documents.add(name, count, left_out, facts);
+  }
+  job.pieces.push_back({first, count, documents.count() - 1, source});
+  job.positions.insert(job.positions.end(), positions.begin(), positions.end());
+  job.tokens.insert(job.tokens.end(), tokens.begin(), tokens.end());
+}
+
 }  // namespace
 
 Job make_job(const KvReader& kv, const std::vector<size_t>& chosen, const CodesReader* base,
              const Additions& how, Documents& documents) {
   Job job;
-  if (base)
+  Taken taken{chosen};
+  if (base) {
     job.names = NameRule(how.replace, base->name(),
                          "; --continue adds to the last document what goes on where it ends");
-  const size_t before = base ? base->info().documents.count() : 0;
-  std::vector<size_t> taken;  // of the chosen ones
-  bool continues = false;     // the first of them
-  if (base) {
-    const TokenAxis there = token_axis(*base), own = token_axis(kv);
-    for (size_t i = 0; i < before; ++i) job.names.add(there.documents.names[i], i);
-    for (size_t k = 0; k < chosen.size(); ++k) {
-      const auto same = [&](size_t earlier) {
-        if (earlier >= before) return same_tokens(own, chosen[earlier - before], own, chosen[k]);
-        return same_tokens(there, earlier, own, chosen[k]) ||
-               (how.continues && was_continued_by(there, earlier, kv, chosen[k]));
-      };
-      if (how.continues && taken.empty() && goes_on(there, kv, chosen[k]))
-        continues = true;
-      else if (!job.names.takes(kv.documents().names[chosen[k]], before + k, same))
-        continue;
-      taken.push_back(k);
-    }
-    std::erase_if(taken, [&](size_t k) { return job.names.gave_way(before + k); });
+    taken = take(kv, chosen, *base, how, job.names);
     if (job.names.replaces()) documents = {};
-  } else {
-    for (size_t k = 0; k < chosen.size(); ++k) taken.push_back(k);
   }
-  for (const size_t k : taken) {
-    const size_t index = chosen[k];
-    const uint64_t first = kv.documents().offsets[index], count = kv.documents().length(index);
-    const std::string_view name = kv.documents().names[index];
-    const auto positions = kv.positions(first, count);
-    const auto tokens = kv.has_tokens() ? kv.tokens(first, count) : std::vector<uint32_t>();
-    std::vector<uint64_t> left_out;
-    if (!kv.documents().whole()) left_out = kv.documents().left_out[index];
-    const bool goes_on_now = continues && job.pieces.empty();
-    if (goes_on_now &&
-        std::ranges::any_of(left_out, [](uint64_t tokens_left_out) { return tokens_left_out > 0; }))
-      throw bad_input(
-          "{}: document '{}' goes on with that of {}, and some layers leave out tokens in between; dump it without "
-          "--window-layers trim",
-          kv.name(), name, base->name());
-    const DocumentFacts facts = kv.documents().facts_of(index);
-    if (goes_on_now)
-      documents.extend_last(count, continued(*base, facts, tokens));
-    else
-      documents.add(name, count, left_out, facts);
-    job.pieces.push_back({first, count, documents.count() - 1, index});
-    job.positions.insert(job.positions.end(), positions.begin(), positions.end());
-    job.tokens.insert(job.tokens.end(), tokens.begin(), tokens.end());
-  }
+  for (const size_t source : taken.documents)
+    add_piece(kv, source, taken.continues && job.pieces.empty() ? base : nullptr, documents, job);
   job.surveyed = job.pieces;
   return job;
 }

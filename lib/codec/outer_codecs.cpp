@@ -82,13 +82,15 @@ class OuterCodec : public Codec {
 
 // First tokens --------------------------------------------------------------------------------------
 
-/// Rows as the inner codec gets them. `rows` begin with token `first`, at or before token `sink`, and hold token `sink`.
-/// The result begins with token 0: `sink` copies of token `sink`, then that token and those behind it.
+/// The rows that the inner codec codes: it gets a copy of row `sink` of the document for each row before it, which are stored exactly.
+/// `rows` begin with row `first` <= sink of the document, and hold row `sink`.
 UnsetMatrix with_stand_ins(MatrixView<const float> rows, uint64_t first, uint64_t sink) {
-  const auto skipped = static_cast<size_t>(sink - first), copies = static_cast<size_t>(sink);
-  UnsetMatrix out(copies + rows.rows() - skipped, rows.cols());
-  for (size_t i = 0; i < out.view().rows(); ++i)
-    std::ranges::copy(rows.row(i < copies ? skipped : skipped + i - copies), out.view().row(i).begin());
+  const auto at_sink = static_cast<size_t>(sink - first), copies = static_cast<size_t>(sink);
+  UnsetMatrix out(copies + rows.rows() - at_sink, rows.cols());
+  for (size_t i = 0; i < out.view().rows(); ++i) {
+    const size_t source = i < copies ? at_sink : at_sink + (i - copies);
+    std::ranges::copy(rows.row(source), out.view().row(i).begin());
+  }
   return out;
 }
 
@@ -103,12 +105,11 @@ class SinkSurvey final : public Survey {
   }
   void observe_ids(std::span<const uint32_t> ids) override { inner_->observe_ids(ids); }
   void observe(MatrixView<const float> rows) override {
-    const size_t skipped = count_before(sink_, tokens_, rows.rows());
-    const auto others = rows.rows(skipped, rows.rows() - skipped);
-    if (tokens_ <= sink_ && others.rows() > 0)
-      for (uint64_t i = 0; i < sink_; ++i) inner_->observe(others.rows(0, 1));
-    if (others.rows() > 0) inner_->observe(others);
+    const uint64_t first = tokens_;
     tokens_ += rows.rows();
+    if (tokens_ <= sink_) return;
+    if (first > sink_) return inner_->observe(rows);
+    inner_->observe(with_stand_ins(rows, first, sink_));
   }
   void end_document() override {
     inner_->end_document();
