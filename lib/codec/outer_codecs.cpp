@@ -393,7 +393,7 @@ class PreparedView final : public OuterView {
     inner().multiply(first, factors, out);
     const bool keys = shape().side == Side::key;
     const size_t count = keys ? out.cols() : factors.cols(), exact = count_before(rows_.exact, first, count),
-                 dims = shape().dims(), heads = shape().width() / dims, of_head = factors.rows() / heads;
+                 dims = shape().dims(), heads = shape().all_heads(), of_head = factors.rows() / heads;
     for (size_t i = 0; i < factors.rows() && exact < count; ++i) {
       const auto mean = std::span(prepared().means).subspan(i / of_head * dims, dims);
       const auto given = factors.row(i);

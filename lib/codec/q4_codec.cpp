@@ -143,7 +143,7 @@ class Q4Codec final : public Codec {
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     const Q4Form form = form_of(shape);
     if (!form.pays()) return {exact_stream(kExact, shape, storage_)};
-    const uint64_t heads = shape.width() / form.dims;
+    const uint64_t heads = shape.all_heads();
     std::vector<StreamSpec> specs{
         {std::string(kCodes), DType::u8, {heads, form.head_bytes}, Category::payload},
         {std::string(kScales), kScaleType, {heads, form.head_scales}, Category::scales}};
@@ -180,7 +180,9 @@ class Q4Codec final : public Codec {
   /// halves: whole tokens.
   void quantize(const GroupShape& shape, const Q4Form& form, std::span<const uint16_t> halves,
                 StreamStore& document) const {
-    const size_t heads = shape.width() / form.dims, tokens = halves.size() / shape.width();
+    const size_t heads = shape.all_heads();
+    // A side that is coded has values. NOLINTNEXTLINE(clang-analyzer-core.DivideZero)
+    const size_t tokens = halves.size() / shape.width();
     std::vector<uint8_t> packed(tokens * heads * form.head_bytes);
     std::vector<uint16_t> stored(tokens * heads * form.head_scales);
     parallel_for(tokens, kPieceTokens, [&](size_t begin, size_t end, int) {
