@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include <signal.h>
@@ -39,12 +40,18 @@ struct Child {
   Child() = default;
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
-  ~Child() {
-    const auto end = std::chrono::steady_clock::now() + kTimeToEnd;
-    while (id > 0 && ::waitpid(id, nullptr, WNOHANG) == 0) {
-      if (std::chrono::steady_clock::now() > end) ::kill(id, SIGKILL);
+  ~Child() { (void)end(); }
+  /// Waits until it has ended. Returns its status, or nothing if it had to be killed.
+  std::optional<int> end() {
+    const auto limit = std::chrono::steady_clock::now() + kTimeToEnd;
+    int status = 0;
+    bool killed = false;
+    while (id > 0 && ::waitpid(id, &status, WNOHANG) == 0) {
+      if (!killed && std::chrono::steady_clock::now() > limit) killed = ::kill(id, SIGKILL) == 0;
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
+    id = 0;
+    return killed ? std::nullopt : std::optional(status);
   }
 };
 
@@ -169,12 +176,12 @@ class RunningProgram final : public RowProgram {
   [[noreturn]] void give_up(bool ended = false) {
     if (!ended && (errno == EAGAIN || errno == EWOULDBLOCK))
       throw failed("{}: neither took nor gave a byte in {} seconds (see --seconds)", file_, seconds_);
-    int status = 0;
     socket_.close();
-    if (::waitpid(child_.id, &status, 0) == child_.id) child_.id = 0;
+    const std::optional<int> status = child_.end();
+    if (!status) throw bad_input("{}: closed its standard output before its answer", file_);
     throw bad_input("{}: ended before its answer, {}", file_,
-                    WIFSIGNALED(status) ? fmt::format("by signal {}", WTERMSIG(status))
-                                        : fmt::format("with status {}", WEXITSTATUS(status)));
+                    WIFSIGNALED(*status) ? fmt::format("by signal {}", WTERMSIG(*status))
+                                         : fmt::format("with status {}", WEXITSTATUS(*status)));
   }
 
   std::string file_;

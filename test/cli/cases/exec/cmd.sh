@@ -62,3 +62,5 @@ said encode data/kv.h5 --codec exec --book text --quiet -o no.h5
 printf '#!/bin/sh\necho hello; exec 2>/dev/null; cat >/dev/null\n' >chatty && chmod +x chatty
 said encode data/kv.h5 --codec exec --book chatty --quiet -o no.h5
 said encode data/kv.h5 --codec exec --book /bin/true --quiet -o no.h5
+printf '#!/bin/sh\nexec <&- >&-; exec sleep 600\n' >deaf && chmod +x deaf
+said encode data/kv.h5 --codec exec --book deaf --quiet -o no.h5
