@@ -33,7 +33,7 @@ jq -r -s --argjson budgets $budgets '
   else (($head, ($head | map("---")),
     (.[] | select(.task == "text") | .settings[] |
       ["`\(.label)`",
-       (.bits_per_value | fixed(2)) + if .bits_per_value_with_book > .bits_per_value then " (\(.bits_per_value_with_book | fixed(2)) with its book)" else "" end,
+       (.bits_per_value | fixed(2)) + if (.bits_per_value_with_book | fixed(2)) != (.bits_per_value | fixed(2)) then " (\(.bits_per_value_with_book | fixed(2)) with its book)" else "" end,
        (.nll_rise.mean | signed(4)) + if .nll_rise.half_width_95 then " ± \(.nll_rise.half_width_95 | fixed(4))" else "" end,
        (.kl.mean | fixed(5))] +
       if $tail then [.kl.quantile_99 // 0 | fixed(4)] else [] end +

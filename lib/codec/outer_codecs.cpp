@@ -529,7 +529,7 @@ std::unique_ptr<Codec> center_channels(std::unique_ptr<Codec> inner, Centered ce
 
 RopeChoice choose_rope(const CodecEntry& entry, std::optional<RopeChoice> asked,
                        const CodecContext& context) {
-  if (context.book && !entry.of(Side::key).book_type.empty()) {
+  if (context.book && !context.book->program && !entry.of(Side::key).book_type.empty()) {
     const RopeChoice trained = rope_in(context.book->parameters);
     if (asked && *asked != trained)
       throw usage_error(

@@ -25,9 +25,9 @@
 namespace kvcodec {
 
 /// Chooses keys as the cache has them, or keys turned back, for the codec. With a book of keys: as the book was trained, except that keys
-/// from before the embedding are kept as they are. Without one: as asked, else turned back if the codec prefers it
-/// (CodecEntry::before_rope) and the cache's keys are known to be turned. Throws Error(usage) if a book was trained on other keys than
-/// asked for, Error(bad_input) if its record holds no valid choice.
+/// from before the embedding are kept as they are. Without one, or with a program: as asked, else turned back if the
+/// codec prefers it (CodecEntry::before_rope) and the cache's keys are known to be turned. Throws Error(usage) if a book was trained on other
+/// keys than asked for, Error(bad_input) if its record holds no valid choice.
 RopeChoice choose_rope(const CodecEntry& entry, std::optional<RopeChoice> asked, const CodecContext& context);
 
 /// Throws Error(usage) unless keys can be turned back.

@@ -42,7 +42,8 @@ kvcodec encode data/kv.h5 --codec exec --book faulty.py --block 16 --sink 1 --qu
 kvcodec info learned.h5 | grep -E '/(table|tail|sink|blocks) ' | awk '{ print $1, $2, $4 }' | sort -u | head -8
 kvcodec encode data/kv.h5 --append learned.h5 --book faulty.py --replace --quiet -o grown.h5 >/dev/null && echo grown
 kvcodec eval-model --model src/data/demo-model --text src/LICENSE --chunk 128 --prefix 64 --max-documents 2 \
-  --codec exec:book=int8.py --codec exec:book=faulty.py,block=16 --quiet --json | jq -c '[.settings[] | .bits_per_value > 8 and .kl.mean < 0.001]'
+  --codec exec:book=int8.py --codec exec:book=int8.py,rope=undo --codec exec:book=faulty.py,block=16 \
+  --quiet --json | jq -c '[.settings[] | .bits_per_value > 8 and .kl.mean < 0.001]'
 
 set +e # refusals fail, and say so themselves
 . src/test/cli/refused.sh
