@@ -42,6 +42,11 @@ constexpr double kMaxExact = 0.25;
 
 /// Within this distance of the target a measure is nearly linear, and no setting between is tried: a share of a rate, decibels of a quality.
 constexpr double kNear = 0.015, kNearDb = 0.25;
+/// Where rates were learned at whole settings, others lie at most kAround from one of them, around which the rate's logarithm changes kSteepness times
+/// as fast as from one to the next: 1.7 (SmolLM2) to 0.8 times (a small model at high rates). A step of kNearLearned hides that.
+constexpr double kAround = 0.49, kSteepness = 1.5, kNearLearned = 0.15;
+/// The share of a rate that is aimed at: tables that are fitted to a sample serve it better than other tokens, by some thousandths.
+constexpr double kAim = 0.998;
 constexpr int kMaxTries = 30, kLossRounds = 5;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -246,7 +251,7 @@ using Measured = std::map<double, double>;
 /// The settings of a dial.
 struct DialRange {
   double lowest = 0, highest = 0;
-  double finest = 0;  ///< settings that differ by less count as equal; 1: only whole ones differ
+  double finest = 0;  ///< settings that differ by less count as equal; above 1e-3: only its multiples differ
 };
 
 /// The settings next to the one at which a rising measure passes a target: at `low` it is not above the target.
@@ -259,12 +264,13 @@ class Bracket {
   }
   bool has_low() const { return high_ != measured_->begin(); }
   bool has_high() const { return high_ != measured_->end(); }
+  bool has_finite_high() const { return has_high() && std::isfinite(high()->second); }
   Point low() const { return std::prev(high_); }
   Point high() const { return high_; }
 
   /// True if both settings are known and one is within `near` of the target, or both within three times that: setting() needs no more.
   bool closes(double near) const {
-    if (!has_low() || !has_high() || !std::isfinite(high()->second)) return false;
+    if (!has_low() || !has_finite_high()) return false;
     const double below = target_ - low()->second, above = high()->second - target_;
     return std::min(below, above) <= near || std::max(below, above) <= 3 * near;
   }
@@ -274,13 +280,12 @@ class Bracket {
     if (!has_low()) return high()->first;
     const double crossing =
         has_high() ? crossing_of(low(), high(), target_).value_or(low()->first) : low()->first;
-    return range.finest >= 1 ? std::floor(crossing) : crossing;
+    return range.finest > 1e-3 ? std::floor(crossing / range.finest + 1e-6) * range.finest : crossing;
   }
   /// The measure there.
-  double at_setting() const {
-    return !has_low()                                    ? high()->second
-           : has_high() && std::isfinite(high()->second) ? target_
-                                                         : low()->second;
+  double at_setting(const DialRange& range) const {
+    if (!has_low()) return high()->second;
+    return has_finite_high() && setting(range) != low()->first ? target_ : low()->second;
   }
 
   /// The next setting to try for a measure of `aim`; std::nullopt if there is none.
@@ -289,16 +294,17 @@ class Bracket {
     if (high()->first - low()->first <= range.finest) return std::nullopt;
     constexpr double kMargin = 0.02;
     const double at_low = low()->first, at_high = high()->first;
-    double setting = (at_low + at_high) / 2;
-    if (const auto crossing = crossing_of(low(), high(), aim)) setting = *crossing;
-    // The measure bends: two points on one side say more than one that is far away.
-    if (low() != measured_->begin() && aim - low()->second < high()->second - aim)
-      if (const auto crossing = crossing_of(std::prev(low()), low(), aim); crossing && *crossing < at_high)
-        setting = *crossing;
-    if (std::next(high()) != measured_->end() && high()->second - aim <= aim - low()->second)
-      if (const auto crossing = crossing_of(high(), std::next(high()), aim); crossing && *crossing > at_low)
-        setting = *crossing;
-    setting = std::clamp(setting, std::lerp(at_low, at_high, kMargin), std::lerp(at_high, at_low, kMargin));
+    auto crossing = crossing_of(low(), high(), aim);
+    // The measure bends: two points on the nearer side say more than one that is far away.
+    const bool low_nearer = aim - low()->second < high()->second - aim;
+    if (low_nearer ? low() != measured_->begin() : std::next(high()) != measured_->end()) {
+      const auto bent = low_nearer ? crossing_of(std::prev(low()), low(), aim)
+                                   : crossing_of(high(), std::next(high()), aim);
+      if (bent && *bent > at_low && *bent < at_high) crossing = bent;
+    }
+    const double setting =
+        std::clamp(crossing.value_or((at_low + at_high) / 2), std::lerp(at_low, at_high, kMargin),
+                   std::lerp(at_high, at_low, kMargin));
     return range.finest >= 1 ? std::clamp(std::round(setting), at_low + 1, at_high - 1) : setting;
   }
 
@@ -317,9 +323,8 @@ class Bracket {
     if (measured_->size() > 1) {
       const Point other = has_low() ? std::prev(end) : std::next(end);
       const double last = std::abs(end->first - other->first);
-      step = 2 * last;
-      if (const auto crossing = crossing_of(has_low() ? other : end, has_low() ? end : other, aim))
-        step = std::clamp(1.05 * std::abs(*crossing - end->first), last / 8, 8 * last);
+      const auto crossing = crossing_of(other, end, aim);
+      step = crossing ? std::clamp(1.05 * std::abs(*crossing - end->first), last / 8, 8 * last) : 2 * last;
     }
     const double setting = std::clamp(end->first + (has_low() ? step : -step), range.lowest, range.highest);
     if (range.finest < 1) return setting;
@@ -343,13 +348,14 @@ class Search {
       if (pair) dials_.emplace_back(context.codec.of(side), std::span(&side, 1), weighed);
     if (std::ranges::any_of(dials_, &LayerDial::by_layer)) find_costs();
     if (pair) find_path();
+    find_learned();
   }
 
   FoundOptions run() {
     FoundOptions found;
-    const double setting = goal_.of_rate()   ? find_rate(found.bits.emplace())
-                           : goal_.of_loss() ? find_loss(found.loss.emplace())
-                                             : find_quality(found.db.emplace());
+    const double setting = goal_.of_loss()
+                               ? find_loss(found.loss.emplace())
+                               : find_sampled((goal_.of_rate() ? found.bits : found.db).emplace());
     found.options = options_at(setting);
     found.price = price_;
     return found;
@@ -384,6 +390,8 @@ class Search {
   }
 
   std::unique_ptr<Options> options_at(double setting) const {
+    if (!goal_.of_rate() && !learned_.empty())
+      setting = std::lerp(std::round(setting), setting, 1 / kSteepness);
     if (path_.empty()) return options_at(TwoSettings{setting, setting});
     const auto before = static_cast<size_t>(std::clamp(std::floor(setting), 0.0, range().highest));
     const size_t next = std::min(before + 1, path_.size() - 1);
@@ -412,11 +420,10 @@ class Search {
   }
 
   void find_costs() {
-    auto options = context_.codec.make_options();
-    from_record(base_, *options);
-    for (size_t i = 0; i < dials_.size(); ++i)
-      if (dials_[i].by_layer()) dials_[i].turn(own(*options, i), LayerDial::kTried);
-    const auto codec = context_.make(*options);
+    const auto tried = [](const LayerDial& dial) {
+      return dial.by_layer() ? LayerDial::kTried : dial.dial().useful;
+    };
+    const auto codec = context_.make(*options_at(TwoSettings{tried(dials_.front()), tried(dials_.back())}));
     const Probe::Trial trial = measure(*probe_, *codec, Probe::Asked::errors);
     for (LayerDial& dial : dials_)
       if (dial.by_layer()) dial.find_costs(trial.errors, context_.weights);
@@ -458,123 +465,137 @@ class Search {
       path_.push_back({curves[0].settings[key], curves[1].settings[value]});
   }
 
-  /// Measures settings until the target's is known well enough, or no other is left. measure(codec) rises with the setting.
-  template <class Measure>
-  Bracket find_bracket(double target, double near, const Measure& measure) {
+  /// The rates of the training data of the codec's book at whole settings, if the book says so.
+  void find_learned() {
+    if (!path_.empty()) return;
+    const auto codec = codec_with(*options_at(range().lowest));
+    if (const auto learned = codec ? codec->learned_rate() : std::nullopt)
+      for (const double bits : learned->at) learned_.push_back(std::log(bits));
+    if (learned_.size() < 2 || !std::ranges::is_sorted(learned_, std::ranges::less_equal())) learned_.clear();
+  }
+
+  /// The learned rate's logarithm at any setting, and its slope around whole ones.
+  double learned_slope(double setting) const {
+    const size_t upper = std::max<size_t>(as_size(std::lround(setting)), 1);
+    return kSteepness * (learned_[upper] - learned_[upper - 1]);
+  }
+  double learned_at(double setting) const {
+    return learned_[as_size(std::lround(setting))] + learned_slope(setting) * (setting - std::round(setting));
+  }
+  /// The setting for a learned rate, of those around the same whole one as `last` if one of them has it.
+  double learned_setting(double rate, double last) const {
+    const auto away = [&](double whole) { return (rate - learned_at(whole)) / learned_slope(whole); };
+    double whole = std::round(last);
+    if (std::abs(away(whole)) > kAround)
+      whole = static_cast<double>(
+          std::ranges::min_element(learned_, {}, [&](double at) { return std::abs(at - rate); }) -
+          learned_.begin());
+    return std::max(whole + std::clamp(away(whole), -kAround, kAround), 0.0);
+  }
+
+  Probe::Asked asked() const { return goal_.of_rate() ? Probe::Asked::rate : Probe::Asked::errors; }
+  double target_db() const { return goal_.quality ? kQualityDb[static_cast<size_t>(*goal_.quality)] : 0; }
+  /// What a search on samples makes 0, rising with the setting: of the bits that the goal leaves to streams the share, or where a rate was
+  /// learned the logarithm, by which they take more; or decibels more than the goal's.
+  double excess_of(const Probe::Trial& trial) {
+    besides_ = trial.besides;
+    if (!goal_.of_rate()) return Probe::judged_db(trial.errors) - target_db();
+    const double ratio = (trial.bits - besides_) / bits_left();
+    return learned_.empty() ? ratio - 1 : std::log(ratio);
+  }
+  double bits_left() const { return std::max(kAim * goal_.total_bits - besides_, 1e-9); }
+  /// The rate or the decibels with that excess.
+  double measure_at(double excess) const {
+    if (!goal_.of_rate()) return target_db() + excess;
+    return std::max(kAim * goal_.total_bits, besides_) +
+           bits_left() * (learned_.empty() ? excess : std::expm1(excess));
+  }
+
+  /// Measures settings until that with this excess is known well enough, or no other is left: of bits by layer always, since their rates go
+  /// in steps.
+  Bracket find_bracket(double excess) {
+    const bool by_layer = path_.empty() && dials_[0].by_layer();
     for (int tries = kMaxTries; tries > 0; --tries) {
-      double setting = 0;
-      if (measured_.empty()) {
-        setting = start_of(target);
-      } else {
-        const Bracket bracket(measured_, target);
-        const auto next = bracket.closes(near) ? std::nullopt : bracket.next(range(), target);
+      double setting = std::floor(range().highest / 2);
+      if (path_.empty())
+        setting = std::clamp(goal_.of_rate() && by_layer ? goal_.total_bits : dials_[0].dial().usual,
+                             range().lowest, range().highest);
+      if (!measured_.empty()) {
+        const Bracket bracket(measured_, excess);
+        const bool closed = !by_layer && bracket.closes(goal_.of_rate() ? kNear : kNearDb);
+        const auto next = closed ? std::nullopt : bracket.next(range(), excess);
         if (!next || measured_.contains(*next)) break;
         setting = *next;
       }
       const auto codec = codec_with(*options_at(setting));
-      measured_[setting] = codec ? measure(*codec) : kInfinity;
+      measured_[setting] = codec ? try_codec(*codec) : kInfinity;
     }
-    return Bracket(measured_, target);
-  }
-
-  /// The setting that is tried first: for a rate that which had it on a book's training data, where the book says so.
-  double start_of(double target) {
-    if (!path_.empty()) return std::floor(range().highest / 2);
-    const double usual = std::clamp(dials_[0].dial().usual, range().lowest, range().highest);
-    if (!goal_.of_rate()) return usual;
-    if (dials_[0].by_layer()) return std::clamp(target, range().lowest, range().highest);
-    Measured learned;
-    double setting = usual;
-    for (int tries = kMaxTries; tries > 0; --tries) {
-      const auto codec = codec_with(*options_at(setting));
-      const auto rate = codec ? codec->learned_rate() : std::nullopt;
-      if (codec && !rate) break;
-      learned[setting] = rate ? rate->bits : kInfinity;
-      const Bracket bracket(learned, target);
-      const auto next = bracket.closes(target / 4) ? std::nullopt : bracket.next(range(), target);
-      if (!next || learned.contains(std::round(*next)))
-        return bracket.has_low() ? bracket.low()->first : setting;
-      setting = std::round(*next);
-    }
-    return setting;
+    return Bracket(measured_, excess);
   }
 
   /// Throws GoalMissed; or, if no tried setting had a codec, the error of the last one: the given options do not fit.
-  template <class... Args>
-  [[noreturn]] void miss(double nearest, fmt::format_string<Args...> format, Args&&... args) const {
+  [[noreturn]] void miss(double nearest) const {
     if (refusal_ && !any_fits_) throw Error(*refusal_);
-    throw GoalMissed(nearest, fmt::format(format, std::forward<Args>(args)...));
+    const std::string with = "with these options " + context_.codec.name;
+    throw GoalMissed(
+        nearest,
+        goal_.of_rate() ? fmt::format("--total-bits is {}; {} takes {:.2f} bits per value at least",
+                                      goal_.total_bits, with, nearest)
+        : goal_.of_loss()
+            ? fmt::format("--max-nll is {}; {} was not found to lose so little", goal_.max_nll, with)
+            : fmt::format("--quality asks for {} dB; {} reaches {:.1f}", target_db(), with, nearest));
   }
 
-  /// Searches on the narrow sample; then what the wide one gives at the setting found corrects the target. expected: what the whole
-  /// cache is expected to come to.
-  double find_rate(double& expected) {
-    double ratio = 1;
-    const auto search = [&] {
-      const double target = goal_.total_bits / ratio;
-      const Bracket found = find_bracket(target, kNear * target, [&](const Codec& codec) {
-        return try_codec(codec, Probe::Asked::rate).bits;
-      });
-      if (!found.has_low())
-        miss(found.high()->second * ratio,
-             "--total-bits is {}; with these options {} takes {:.2f} bits per value at least",
-             goal_.total_bits, context_.codec.name, found.high()->second * ratio);
-      return found;
-    };
-    Bracket found = search();
-    if (has_wide()) {
-      const auto codec = codec_with(*options_at(found.setting(range())));
-      ratio = measure(context_.samples.wide, *codec, Probe::Asked::rate).bits / found.at_setting();
-      found = search();
+  /// A rate or a quality. Searches on the narrow sample; then what the wide one gives at the setting found corrects the target. expected:
+  /// what the whole cache is expected to come to.
+  double find_sampled(double& expected) {
+    if (goal_.of_rate() && !learned_.empty()) return follow_learned(expected);
+    double offset = 0;
+    for (bool corrected = false;; corrected = true) {
+      const Bracket found = find_bracket(-offset);
+      const double setting = found.setting(range());
+      expected = measure_at(found.at_setting(range()) + offset);
+      if (goal_.of_rate() ? !found.has_low() : found.has_low() && !found.has_finite_high()) miss(expected);
+      if (corrected || !has_wide()) return setting;
+      const auto codec = codec_with(*options_at(setting));
+      offset = excess_of(measure(context_.samples.wide, *codec, asked())) - found.at_setting(range());
     }
-    expected = found.at_setting() * ratio;
-    return found.setting(range());
+  }
+
+  /// The same for a rate where the learned ones say how this cache's goes on from one setting: one try on each sample is enough, unless
+  /// the wide one asks for another setting far away.
+  double follow_learned(double& expected) {
+    double setting = learned_setting(std::log(bits_left()), 0);
+    for (int tries = 5;; --tries) {
+      const auto codec = codec_with(*options_at(setting));
+      const double aim = learned_at(setting) - try_codec(*codec), last = setting;
+      setting = learned_setting(aim, has_wide() ? 0 : last);
+      if (!has_wide() && (tries == 1 || std::abs(setting - last) <= kNearLearned)) {
+        const double excess = learned_at(setting) - aim;  // not 0 beyond the outermost settings
+        expected = measure_at(excess);
+        if (excess > kNear) miss(expected);
+        return setting;
+      }
+      probe_ = &context_.samples.wide;
+    }
   }
 
   /// Tries a codec on the narrow sample. If that is so small that a window keeps much of it, the wide one takes its place.
-  Probe::Trial try_codec(const Codec& codec, Probe::Asked asked) {
-    Probe::Trial trial = measure(*probe_, codec, asked);
-    if (trial.exact <= kMaxExact || !has_wide()) return trial;
+  double try_codec(const Codec& codec) {
+    const Probe::Trial trial = measure(*probe_, codec, asked());
+    if (trial.exact <= kMaxExact || !has_wide()) return excess_of(trial);
     probe_ = &context_.samples.wide;
     measured_.clear();
-    return measure(*probe_, codec, asked);
+    return try_codec(codec);
   }
 
   bool has_wide() const { return probe_->tokens() < context_.samples.wide.tokens(); }
-
-  /// The setting for these decibels on the sample. If no setting reaches them: the finest one that has a codec if or_finest, else throws
-  /// GoalMissed. offset: what the whole has more.
-  Bracket find_db(double target, double offset, bool or_finest) {
-    const Bracket found = find_bracket(target - offset, kNearDb, [&](const Codec& codec) {
-      return Probe::judged_db(try_codec(codec, Probe::Asked::errors).errors);
-    });
-    if (or_finest || !found.has_low() || (found.has_high() && std::isfinite(found.high()->second)))
-      return found;
-    throw GoalMissed(found.low()->second + offset,
-                     fmt::format("--quality asks for {} dB; with these options {} reaches {:.1f}", target,
-                                 context_.codec.name, found.low()->second + offset));
-  }
-
-  double find_quality(double& expected) {
-    const double target = kQualityDb[static_cast<size_t>(*goal_.quality)];
-    Bracket found = find_db(target, 0, false);
-    double offset = 0;
-    if (has_wide()) {
-      const auto codec = codec_with(*options_at(found.setting(range())));
-      offset = Probe::judged_db(measure(context_.samples.wide, *codec, Probe::Asked::errors).errors) -
-               found.at_setting();
-      found = find_db(target, offset, false);
-    }
-    expected = found.at_setting() + offset;
-    return found.setting(range());
-  }
 
   /// Losses are expensive to measure, but the model reads the documents once for several settings. The first ones surround the ratio of
   /// signal to noise that is usual for such a loss.
   double find_loss(Loss& reached) {
     const double target = measure_of(goal_.max_nll);
-    double centre =
-        find_db(std::clamp(5 - 5 * std::log10(goal_.max_nll), 8.0, 40.0), 0, true).setting(range());
+    double centre = find_bracket(std::clamp(5 - 5 * std::log10(goal_.max_nll), 8.0, 40.0)).setting(range());
     const bool whole = path_.empty() && dials_[0].dial().whole;
     const double step = std::max(range().finest, whole ? centre / 8 : 0.6);
     Measured measured;
@@ -593,7 +614,7 @@ class Search {
       measure_losses(centre, spread, places, measured, losses);
     }
     const Bracket found(measured, target);
-    if (found.has_high() && std::isfinite(found.high()->second)) {
+    if (found.has_finite_high()) {
       reached = losses.at(found.high()->first);
       return found.high()->first;
     }
@@ -604,8 +625,7 @@ class Search {
       reached = loss;  // although the interval reaches beyond the limit, which the note says
       return setting;
     }
-    miss(nearest, "--max-nll is {}; with these options {} was not found to lose so little", goal_.max_nll,
-         context_.codec.name);
+    miss(nearest);
   }
 
   /// A loss as a measure that rises with the setting, nearly linearly.
@@ -614,25 +634,22 @@ class Search {
   /// Measures the losses of settings that were not measured yet: centre + spread * each place.
   void measure_losses(double centre, double spread, const std::vector<double>& places, Measured& measured,
                       std::map<double, Loss>& losses) {
-    std::vector<std::unique_ptr<Codec>> codecs;
+    std::map<double, std::unique_ptr<Codec>> codecs;  // `places` rise, and so do the settings
     std::vector<const Codec*> tried;
-    std::vector<double> settings;
     for (const double place : places) {
       double setting = std::clamp(centre + spread * place, range().lowest, range().highest);
       if (range().finest >= 1) setting = std::round(setting);
-      if (measured.contains(setting)) continue;
-      measured[setting] = kInfinity;
-      auto codec = codec_with(*options_at(setting));
-      if (!codec) continue;
-      settings.push_back(setting);
-      tried.push_back(codecs.emplace_back(std::move(codec)).get());
+      if (!measured.try_emplace(setting, kInfinity).second) continue;
+      if (auto codec = codec_with(*options_at(setting)))
+        tried.push_back((codecs[setting] = std::move(codec)).get());
     }
     if (tried.empty()) return;
     const std::vector<Loss> found = context_.samples.meter->losses(tried);
     price_.tries += static_cast<int>(found.size());
-    for (size_t i = 0; i < found.size(); ++i) {
-      losses[settings[i]] = found[i];
-      measured[settings[i]] = measure_of(found[i].upper());
+    size_t i = 0;
+    for (const auto& [setting, codec] : codecs) {
+      measured[setting] = measure_of(found[i].upper());
+      losses[setting] = found[i++];
     }
   }
 
@@ -642,7 +659,9 @@ class Search {
   Record base_;
   std::vector<LayerDial> dials_;   // one; of a pair, that of keys and that of values
   std::vector<TwoSettings> path_;  // of a pair
-  Measured measured_;
+  std::vector<double> learned_;    // logarithms of rates at whole settings, rising; empty: not known
+  Measured measured_;              // excesses on *probe_
+  double besides_ = 0;             // Probe::Trial::besides of the last one
   SearchPrice price_;
   bool any_fits_ = false;  // of the settings tried
   std::optional<Error> refusal_;

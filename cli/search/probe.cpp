@@ -4,15 +4,18 @@
 #include <cmath>
 #include <numeric>
 
+#include "formats/hdf5/hdf5.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
 namespace {
 
-/// Upper bounds of the bytes of a codes file besides its streams: for each token, for each document, for each of its parts (one per
-/// side of a group), and for the file itself. Measured; they matter for caches of a few megabytes.
-constexpr double kTokenBytes = 8.2, kDocumentBytes = 45, kPartBytes = 74, kFileBytes = 21000;
+/// The bytes of a codes file besides its streams and its block of headers: of each token, document, part (one per side of a group), group of
+/// parts, and stream of one; of headers in small blocks; and one byte of so many, for digests and an unused end. Measured; they matter for a
+/// few megabytes.
+constexpr uint64_t kTokenBytes = 8, kDocumentBytes = 125, kPartBytes = 60, kColumnBytes = 56,
+                   kStreamBytes = 16, kHeaderBytes = 8192, kDataShare = 1024;
 
 /// Tokens of a document for each query that judges them: attention then takes about as long as coding. Of short pieces a few queries
 /// more, as they differ much.
@@ -218,11 +221,11 @@ Probe::Trial Probe::measure(const Codec& codec, std::span<const Side> sides, Ask
   Trial trial;
   if (asked == Asked::errors) trial.errors.resize(as_size(kv_.model().num_layers));
   std::array<Total, 2> totals;
-  uint64_t parts = 0;
+  uint64_t parts = 0, streams = 0;
   for_each_part(codec, sides, [&](const GroupShape& shape, const Encoded& encoded, const Rows& rows) {
     totals[shape.side == Side::value].add(total_of(shape, encoded, rows));
     if (asked == Asked::errors) add_errors(codec, shape, encoded, rows, trial.errors);
-    ++parts;
+    ++parts, streams += encoded.specs().size();
   });
   for (size_t side = 0; side < totals.size(); ++side)
     if (const double values = totals[side].values; values > 0)
@@ -230,10 +233,13 @@ Probe::Trial Probe::measure(const Codec& codec, std::span<const Side> sides, Ask
   Total total = totals[0];
   total.add(totals[1]);
   if (total.values == 0) return trial;
-  const double of_document = kDocumentBytes + static_cast<double>(parts) * kPartBytes;
-  const double besides = static_cast<double>(all_tokens_) * kTokenBytes +
-                         static_cast<double>(all_documents_) * of_document + kFileBytes;
-  trial.bits = total.bits_per_value(8 * besides);
+  const uint64_t block = h5::File::header_block_bytes(2 * static_cast<uint64_t>(total.values));
+  const uint64_t besides = all_tokens_ * kTokenBytes +
+                           all_documents_ * (kDocumentBytes + parts * kPartBytes) + parts * kColumnBytes +
+                           streams * kStreamBytes + block + (block < kHeaderBytes ? kHeaderBytes : 0) +
+                           static_cast<uint64_t>(total.own / 8) / kDataShare;
+  trial.besides = 8 * static_cast<double>(besides) / total.values;
+  trial.bits = total.bits_per_value(0) + trial.besides;
   trial.exact = total.known_values > 0 ? total.exact / 16 / total.known_values : 0;
   return trial;
 }

@@ -44,7 +44,8 @@ class Probe {
     /// An estimate of the bits per value of a file with all documents: their own streams at the sample's rate, shared streams counted
     /// once, token ids, positions, and the file's overhead.
     double bits = 0;
-    double exact = 0;  ///< share of the values that are kept exactly
+    double besides = 0;  ///< of these bits, those of anything but streams
+    double exact = 0;    ///< share of the values that are kept exactly
     /// The measure of a side that is coded apart.
     struct OfSide {
       double bits = 0;   ///< of its streams, per value of this side

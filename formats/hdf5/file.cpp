@@ -109,7 +109,7 @@ static void open_in_place(File::State& file, InPlace& change, hid_t access) {
 
 /// HDF5 collects headers and indices of chunks in blocks, the first of which lies at the file's beginning. If it has room for all
 /// of them, a reader gets them by one read. Unused room is lost.
-static hsize_t header_block_bytes(uint64_t expected_bytes) {
+uint64_t File::header_block_bytes(uint64_t expected_bytes) {
   constexpr uint64_t kMin = 2048, kMax = uint64_t{1} << 16, kShare = 4096;  // kMin: HDF5's own choice
   // Indices and headers take a larger share of a small file than of a large one.
   constexpr uint64_t kMaxOfSmall = uint64_t{1} << 14, kShareOfSmall = 1024;

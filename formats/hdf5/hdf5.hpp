@@ -49,6 +49,7 @@ class File {
   /// chunk; written datasets can grow from then on. Everything else in the file stays. expected_bytes: approximate upper bound of a
   /// new file's size, which determines the room for headers.
   static File create(const OutputFile& output, uint64_t expected_bytes = 0);
+  static uint64_t header_block_bytes(uint64_t expected_bytes);  ///< that room
 
   const std::string& name() const;
   uint64_t size() const;    ///< bytes on disk

@@ -114,7 +114,8 @@ struct SideViews {
 /// The rate of some streams together.
 struct LearnedRate {
   std::vector<std::string_view> streams;
-  double bits = 0;  ///< per value of all sides
+  double bits = 0;              ///< per value of all sides
+  std::vector<double> at = {};  ///< the same at whole settings of the codec's dial, from 0 on
 };
 
 /// One codec with its options fixed, for a whole file. Stateless but for the count of clipped(): all it knows about a document is in the

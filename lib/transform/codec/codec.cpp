@@ -464,7 +464,7 @@ class TransformCodec final : public Codec {
         layer_group_(static_cast<int>(book.options.layer_group)),
         joint_(book.options.sides == SideCoding::joint),
         unbias_(book.options.unbias),
-        learned_bits_(book.measures[as_size(options.rung)].bits),
+        measures_(book.measures),
         tables_(std::move(book.classes),
                 options.rate_distortion < 0 ? book.options.rate_distortion : options.rate_distortion),
         features_(std::move(book.features)),
@@ -500,7 +500,9 @@ class TransformCodec final : public Codec {
   }
   bool joint() const override { return joint_; }
   std::optional<LearnedRate> learned_rate() const override {
-    return LearnedRate{{kCodes, kExact}, learned_bits_};
+    LearnedRate rate{{kCodes, kExact}, measures_[as_size(options_.rung)].bits};
+    for (const RungMeasure& measure : measures_) rate.at.push_back(measure.bits);
+    return rate;
   }
   uint64_t predicts_from() const override { return features_ ? features_->vocabulary() : 0; }
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
@@ -648,7 +650,8 @@ class TransformCodec final : public Codec {
   TransformOptions options_;
   int layer_group_;
   bool joint_;
-  double unbias_, learned_bits_;
+  double unbias_;
+  std::vector<RungMeasure> measures_;
   LevelTables tables_;
   std::optional<TokenFeatures> features_;
   Engine* engine_;
@@ -672,13 +675,12 @@ std::unique_ptr<Codec> make_transform(const Options& options, const CodecContext
   return std::make_unique<TransformCodec>(chosen, std::move(book), context);
 }
 
-/// Whole settings are the book's rungs. Between two of them the finer rung is used, with a rate-distortion that accepts more
-/// error for fewer bits.
+/// Whole settings are the book's rungs. Around each the rate-distortion accepts more error for fewer bits, or less: the rate's logarithm is linear
+/// in its own. By half a setting it goes beyond the next rung's half, so that every rate can be had.
 void turn_transform(Options& options, double setting, bool) {
   auto& own = dynamic_cast<TransformOptions&>(options);
-  const double rung = std::ceil(setting);
-  own.rung = static_cast<int64_t>(rung);
-  own.rate_distortion = rounded_setting(0.12 * (1 + 2.5 * (rung - setting)));
+  own.rung = std::lround(setting);
+  own.rate_distortion = rounded_setting(0.12 * std::exp(1.7 * (std::round(setting) - setting)));
 }
 
 }  // namespace
