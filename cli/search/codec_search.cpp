@@ -16,21 +16,6 @@ double cost_of(const Attempt& attempt, Judge judge) {
   return -(judge == Judge::attention ? attempt.attention_db : attempt.snr_db).value_or(-INFINITY);
 }
 
-/// The cost of a side's errors at zero bits. With the best division of bits, the cost of two sides grows with the product of
-/// theirs.
-double cost_without_bits(const SideTrial& side) { return side.cost * std::exp2(2 * side.bits); }
-
-/// The product whose best division of the same bits costs as much as this result of a codec.
-double reached_by(const std::array<SideTrial, 2>& sides) {
-  const double half = (sides[0].cost + sides[1].cost) / 2;
-  return half * half * std::exp2(2 * (sides[0].bits + sides[1].bits));
-}
-
-bool may_pair(const Attempt& keys, const Attempt& values) {
-  return keys.codec != values.codec && keys.layer_group == values.layer_group &&
-         (keys.book.empty() || values.book.empty() || keys.book == values.book);
-}
-
 // Candidates ---------------------------------------------------------------------------------------
 
 /// A book and its file.
@@ -113,8 +98,8 @@ std::vector<Candidate> candidates_of(const std::vector<const CodecEntry*>& codec
 /// Thrown before a measurement that would begin after --time.
 struct TimeIsUp {};
 
-/// Tries all candidates, each with the options that it finds, and then pairs of them that promise more. A codec or book that does
-/// not fit the cache is a failed attempt. If none fits, the cache is the cause: the first such error is thrown.
+/// Tries all candidates, each with the options that it finds. A codec or book that does not fit the cache is a failed attempt. If none
+/// fits, the cache is the cause: the first such error is thrown.
 class Attempts {
  public:
   Attempts(const SearchOptions& options, const SearchedCache& cache, const CommonOptions& common,
@@ -136,7 +121,6 @@ class Attempts {
     for (const Candidate& candidate : candidates) add(candidate);
     if (unfit_ && std::ranges::none_of(made_, [](const Attempt& one) { return one.reached || one.nearest; }))
       throw Error(*unfit_);
-    add_pairs(candidates);
     const Judge judge = judge_of_search();
     const auto best = best_of(made_, judge);
     if (!best) throw_missed(options_, made_);
@@ -149,8 +133,6 @@ class Attempts {
   }
 
  private:
-  static constexpr size_t kMaxPairs = 2;  // at most this many are tried
-
   const CodecEntry& entry() const { return *candidate_.codec; }
   Judge judge_of_search() const {
     return options_.goal.of_loss()       ? Judge::bits
@@ -189,19 +171,6 @@ class Attempts {
     }
     attempt_.seconds = watch.seconds();
     made_.push_back(attempt_);
-  }
-
-  /// candidates: those of the attempts, in their order.
-  void add_pairs(const std::vector<Candidate>& candidates) {
-    const auto promising = promising_pairs(made_, kMaxPairs);
-    expected_ += promising.size();
-    for (const PairPromise& pair : promising) {
-      const Candidate &keys = candidates[pair.keys], &values = candidates[pair.values];
-      const CodecEntry* both =
-          known_codec(fmt::format("{}{}{}", keys.codec->name, kPairMark, values.codec->name));
-      if (std::ranges::count(candidates, both, &Candidate::codec) == 0)
-        add({both, keys.book ? keys.book : values.book});
-    }
   }
 
   void before_try() {
@@ -259,17 +228,8 @@ class Attempts {
     before_try();
     const Probe::Trial trial = samples_.wide.measure(codec, Probe::Asked::errors);
     attempt_.bits = trial.bits;
-    attempt_.layer_group = static_cast<int>(codec.group_of(cache_.layers.front()).size());
     attempt_.snr_db = Probe::snr_db(trial.errors);
     if (samples_.wide.has_queries()) attempt_.attention_db = Probe::judged_db(trial.errors);
-    if (!codec.joint() && !entry().is_pair()) {
-      std::array<SideTrial, 2> sides;
-      for (const Side side : kSides)
-        sides[side == Side::value] = {trial.sides[side == Side::value].bits,
-                                      trial.cost(side, weights_ ? &*weights_ : nullptr)};
-      // A side without errors, or without values, cannot be compared with another.
-      if (sides[0].cost > 0 && sides[1].cost > 0) attempt_.sides = sides;
-    }
     if (samples_.meter && !attempt_.loss) {
       before_try();
       const Codec* const one = &codec;
@@ -321,24 +281,6 @@ std::optional<size_t> nearest_of(std::span<const Attempt> attempts) {
   for (size_t i = 0; i < attempts.size(); ++i)
     if (attempts[i].nearest && (!nearest || *attempts[i].nearest < *attempts[*nearest].nearest)) nearest = i;
   return nearest;
-}
-
-std::vector<PairPromise> promising_pairs(std::span<const Attempt> attempts, size_t limit) {
-  double best = INFINITY;
-  for (const Attempt& attempt : attempts)
-    if (attempt.sides) best = std::min(best, reached_by(*attempt.sides));
-  std::vector<std::pair<double, PairPromise>> found;
-  for (size_t k = 0; k < attempts.size(); ++k)
-    for (size_t v = 0; v < attempts.size(); ++v) {
-      const Attempt &keys = attempts[k], &values = attempts[v];
-      if (!keys.sides || !values.sides || !may_pair(keys, values)) continue;
-      const double promise = cost_without_bits((*keys.sides)[0]) * cost_without_bits((*values.sides)[1]);
-      if (promise < best) found.push_back({promise, {k, v}});
-    }
-  std::ranges::stable_sort(found, {}, [](const auto& one) { return one.first; });
-  std::vector<PairPromise> pairs;
-  for (const auto& one : std::span(found).first(std::min(limit, found.size()))) pairs.push_back(one.second);
-  return pairs;
 }
 
 std::vector<std::string> untried(std::span<const Attempt> attempts) {

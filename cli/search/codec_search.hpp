@@ -15,12 +15,6 @@
 
 namespace kvcodec::cli {
 
-/// Rate and errors of one side, coded separately.
-struct SideTrial {
-  double bits = 0;  ///< of its streams, per value of this side
-  double cost = 0;  ///< of its errors, as weighed in this search
-};
-
 /// A codec and the result of its trial.
 struct Attempt {
   std::string codec, book = {};
@@ -34,9 +28,6 @@ struct Attempt {
   std::optional<Loss> loss = {};                 ///< if there is a model
   /// The nearest value of the goal's measure, if the goal was missed.
   std::optional<double> nearest = {};
-  /// Keys and values, coded and measured separately, if a pair may code one of them in this way.
-  std::optional<std::array<SideTrial, 2>> sides = {};
-  int layer_group = 1;
   double seconds = 0;
   std::string reason = {};  ///< why it did not reach the goal; "" if it did
 };
@@ -49,16 +40,6 @@ std::optional<size_t> best_of(std::span<const Attempt> attempts, Judge judge);
 
 /// The nearest of those that missed the goal; std::nullopt if none was measured.
 std::optional<size_t> nearest_of(std::span<const Attempt> attempts);
-
-/// Two attempts whose codecs may do better together: keys by the first one, values by the second one.
-struct PairPromise {
-  size_t keys = 0, values = 0;
-};
-
-/// Pairs that promise more than any single codec did, at most `limit`, the best first. The estimate assumes that each bit cuts the
-/// cost of errors to a quarter. Then bits and costs of each side, measured at any rate, give the cost of the pair with the best
-/// division of bits. Only attempts with the same layer group, and of which at most one has a book, make a pair.
-std::vector<PairPromise> promising_pairs(std::span<const Attempt> attempts, size_t limit);
 
 /// Codecs that were not tried because the time was over.
 std::vector<std::string> untried(std::span<const Attempt> attempts);

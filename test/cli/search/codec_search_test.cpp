@@ -43,36 +43,6 @@ TEST_CASE("the nearest attempt is the one that misses the goal by least") {
   CHECK_EQ(untried(attempts), std::vector<std::string>{"rvq"});
 }
 
-TEST_CASE("pairs are worth trying where the best of each side promise more than any codec reached") {
-  const auto measured = [](const char* codec, SideTrial keys, SideTrial values) {
-    Attempt attempt = reaching(codec, 3, 12, {});
-    attempt.sides = {keys, values};
-    return attempt;
-  };
-  // Errors of keys by the first, and of values by the second, are a quarter of the other's.
-  std::vector<Attempt> attempts = {measured("kvcomp", {3, 0.1}, {3, 0.4}), measured("q4", {3, 0.4}, {3, 0.1}),
-                                   reaching("transform", 3, 11, {})};
-  auto pairs = promising_pairs(attempts, 5);
-  REQUIRE_EQ(pairs.size(), 1);
-  CHECK_EQ(pairs[0].keys, 0);
-  CHECK_EQ(pairs[0].values, 1);
-  CHECK(promising_pairs(attempts, 0).empty());
-  // A quarter of the error for two bits more is no gain, and a codec that is best on both sides needs no other.
-  attempts[1] = measured("q4", {3, 0.4}, {5, 0.1});
-  CHECK(promising_pairs(attempts, 5).empty());
-  attempts[1] = measured("q4", {3, 0.2}, {3, 0.8});
-  CHECK(promising_pairs(attempts, 5).empty());
-  // Groups of different sizes and two books make no pair.
-  attempts[1] = measured("q4", {3, 0.4}, {3, 0.1});
-  attempts[1].layer_group = 2;
-  CHECK(promising_pairs(attempts, 5).empty());
-  attempts[1].layer_group = 1;
-  attempts[0].book = "a.h5", attempts[1].book = "b.h5";
-  CHECK(promising_pairs(attempts, 5).empty());
-  attempts[1].book = "";
-  CHECK_EQ(promising_pairs(attempts, 5).size(), 1);
-}
-
 TEST_CASE("the command names what the choice needs, quoted where a shell needs it") {
   Attempt attempt = reaching("kvcomp", 3, 12, {});
   CHECK_EQ(encode_command(attempt, {"kv.h5", "", ""}), "kvcodec encode kv.h5 --codec kvcomp -o codes.h5");
