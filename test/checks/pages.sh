@@ -7,7 +7,8 @@
 # the long options in the help and in the page's lists (.It Fl -…) are the same, and so are the values that an option chooses from (A|B);
 # a default that the help states as a number stands in the page's item too. kvcodec(1) names every command, and every page that is not a
 # command's. For each codec that encode knows the same holds of man/kvcodec-CODEC.7 and of the section of the codec in encode's help. The
-# page's table of presets has what --preset paper changes of the codec's options. The tables of kvcodec(1) and of the README list the codec.
+# page's table of presets has what --preset paper changes of the codec's options. The tables of kvcodec(1) and of the README list the codec,
+# kvcodec-encode(1) names its page, FORMAT.md has its section, and the reader written from FORMAT.md its decoder.
 # The README's figures of loss are those of data/experiments/tables, smollm2.md and judges.md.
 set -euo pipefail
 
@@ -110,6 +111,10 @@ check_codec() {
   local root=$1 program=$2 codec=$3 page=man/kvcodec-$3.7 summary presets=
   grep -qx "\.It Xr kvcodec-$codec 7" "$root/man/kvcodec.1" || echo "man/kvcodec.1: does not list the codec $codec"
   grep -q "^| \`$codec\` |" <(sed -n '/^## Codecs/,/^## [^C]/p' "$root/README.md") || echo "README.md: the table of codecs has no row of $codec"
+  grep -q "^\.Xr kvcodec-$codec 7" "$root/man/kvcodec-encode.1" || echo "man/kvcodec-encode.1: does not name kvcodec-$codec(7)"
+  grep -qx "### \`$codec\`" "$root/formats/FORMAT.md" || echo "formats/FORMAT.md: has no section \`$codec\`"
+  [[ $codec == exec ]] || grep -q "\"$codec\": decode_" "$root/test/formats/independent_reader.py" ||
+    echo "test/formats/independent_reader.py: DECODERS lacks $codec"  # only its program decodes codes of exec
   if [[ ! -f $root/$page ]]; then echo "$codec: there is no $page"; return; fi
   grep -qx "\.Nm kvcodec-$codec" "$root/$page" || echo "$page: does not name kvcodec-$codec"
   summary=$(codec_help "$program" "$codec" | sed -n "s/^Codec $codec: //p")
@@ -167,6 +172,10 @@ self_test() {
   cp "$root/README.md" "$dir"
   mkdir -p "$dir/data/experiments"
   cp -r "$root/data/experiments/tables" "$dir/data/experiments"
+  mkdir -p "$dir/formats" "$dir/test/formats"
+  sed '/^### `kivi`$/d' "$root/formats/FORMAT.md" >"$dir/formats/FORMAT.md"          # a codec without a section, and one without a decoder
+  sed 's/"fp8": decode_fp8, //' "$root/test/formats/independent_reader.py" >"$dir/test/formats/independent_reader.py"
+  sed -i '/^\.Xr kvcodec-none 7$/d' "$dir/man/kvcodec-encode.1"
   sed -i '/^\.It Fl -bits/d' "$dir/man/kvcodec-kivi.7"                        # an option that the page lacks, with its default
   sed -i 's/^\.It Fl -unpack/.It Fl -unwrap/' "$dir/man/kvcodec-pack-indices.1"  # lacks one, has another
   sed -i 's/^\.Nd .*/.Nd something else/' "$dir/man/kvcodec-info.1"
@@ -183,7 +192,7 @@ self_test() {
   sed -i '/^\.It Fl -epochs/,/^\.It Fl -[^e]/s/3/7/g' "$dir/man/kvcodec-train-dict.1"  # other defaults
   sed -i '/^\.It Fl -block/,/^\.It Fl -[^b]/s/256/512/g' "$dir/man/kvcodec-transform.7"
   sed -i 's/^\(\.It window Ta .* Ta\) 128 /\1 129 /' "$dir/man/kvcodec-kivi.7"    # another number in a table of presets
-  expected=21
+  expected=24
   found=$( (check "$dir" "$program" || true) | wc -l)
   if ((found != expected)); then
     echo "self-test: found $found of $expected disagreements:"
