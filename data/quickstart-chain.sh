@@ -63,7 +63,7 @@ step "an answer from half a bit: a number in the middle of a text, found by the 
 run kvcodec dump-kv --model "$data/demo-model" --text letter.txt -o letter.h5
 run kvcodec encode letter.h5 --codec transform --book transform.h5 --total-bits 0.5 -o letter.codes.h5
 # answer CACHE...: from the model without a cache, from the cache and from its codes
-answer() { run kvcodec generate "$@" --model "$data/demo-model" --prompt ' What is the secret number of harbor? The secret number of harbor is' --tokens 8; }
+answer() { run kvcodec generate "$@" --model "$data/demo-model" --prompt ' What is the secret number of harbor? The secret number of harbor is' --tokens 5; }
 answer
 answer letter.h5
 answer letter.codes.h5 --book transform.h5
