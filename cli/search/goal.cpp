@@ -42,8 +42,8 @@ constexpr double kMaxExact = 0.25;
 
 /// Within this distance of the target a measure is nearly linear, and no setting between is tried: a share of a rate, decibels of a quality.
 constexpr double kNear = 0.015, kNearDb = 0.25;
-/// Where rates were learned at whole settings, others lie at most kAround from one of them, around which the rate's logarithm changes kSteepness times
-/// as fast as from one to the next: 1.7 (SmolLM2) to 0.8 times (a small model at high rates). A step of kNearLearned hides that.
+/// If rates were learned at whole settings, others lie at most kAround from one of them. Around it the rate's logarithm changes kSteepness times as
+/// fast as from one whole setting to the next: 1.7 (SmolLM2) to 0.8 times (a small model at high rates). A step of kNearLearned hides that.
 constexpr double kAround = 0.49, kSteepness = 1.5, kNearLearned = 0.15;
 /// The share of a rate that is aimed at: tables that are fitted to a sample serve it better than other tokens, by some thousandths.
 constexpr double kAim = 0.998;
@@ -495,8 +495,8 @@ class Search {
 
   Probe::Asked asked() const { return goal_.of_rate() ? Probe::Asked::rate : Probe::Asked::errors; }
   double target_db() const { return goal_.quality ? kQualityDb[static_cast<size_t>(*goal_.quality)] : 0; }
-  /// What a search on samples makes 0, rising with the setting: of the bits that the goal leaves to streams the share, or where a rate was
-  /// learned the logarithm, by which they take more; or decibels more than the goal's.
+  /// The excess of a trial over the goal, which a search makes 0 and which rises with the setting: for a rate, by which share streams take more
+  /// bits than the goal leaves to them, as a logarithm if rates were learned; for a quality, in decibels.
   double excess_of(const Probe::Trial& trial) {
     besides_ = trial.besides;
     if (!goal_.of_rate()) return Probe::judged_db(trial.errors) - target_db();
@@ -568,6 +568,7 @@ class Search {
     double setting = learned_setting(std::log(bits_left()), 0);
     for (int tries = 5;; --tries) {
       const auto codec = codec_with(*options_at(setting));
+      if (!codec) throw Error(*refusal_);
       const double aim = learned_at(setting) - try_codec(*codec), last = setting;
       setting = learned_setting(aim, has_wide() ? 0 : last);
       if (!has_wide() && (tries == 1 || std::abs(setting - last) <= kNearLearned)) {

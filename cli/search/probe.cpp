@@ -229,7 +229,7 @@ Probe::Trial Probe::measure(const Codec& codec, std::span<const Side> sides, Ask
   });
   for (size_t side = 0; side < totals.size(); ++side)
     if (const double values = totals[side].values; values > 0)
-      trial.sides[side] = {totals[side].bits_per_value(0), values / static_cast<double>(all_tokens_)};
+      trial.sides[side] = {totals[side].bits_per_value(), values / static_cast<double>(all_tokens_)};
   Total total = totals[0];
   total.add(totals[1]);
   if (total.values == 0) return trial;
@@ -239,7 +239,7 @@ Probe::Trial Probe::measure(const Codec& codec, std::span<const Side> sides, Ask
                            streams * kStreamBytes + block + (block < kHeaderBytes ? kHeaderBytes : 0) +
                            static_cast<uint64_t>(total.own / 8) / kDataShare;
   trial.besides = 8 * static_cast<double>(besides) / total.values;
-  trial.bits = total.bits_per_value(0) + trial.besides;
+  trial.bits = total.bits_per_value() + trial.besides;
   trial.exact = total.known_values > 0 ? total.exact / 16 / total.known_values : 0;
   return trial;
 }

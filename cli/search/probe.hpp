@@ -89,9 +89,7 @@ class Probe {
     double exact = 0;            ///< those of `own` that are of exact values
     double values = 0, known_values = 0;  ///< all; and those of parts that the sample has something of
     void add(const Total& other);
-    double bits_per_value(double besides) const {
-      return (known_values > 0 ? own / known_values : 0) + (shared + besides) / values;
-    }
+    double bits_per_value() const { return (known_values > 0 ? own / known_values : 0) + shared / values; }
   };
 
   Trial measure(const Codec& codec, std::span<const Side> sides, Asked asked) const;

@@ -9,7 +9,7 @@ import llama_cpp
 import nvfp4
 import turboquant
 
-# Of each codec its arguments, and the least signal-to-noise ratios of keys and values in dB. Keys of a paper's product form have no bias, but more noise.
+# Each codec with its arguments, and the least signal-to-noise ratios of keys and values in dB. Keys of a paper's product form have no bias, but more noise.
 FORMS = {
     llama_cpp.LlamaCpp: [("q8_0", 44, 44), ("q5_1", 28, 27), ("q4_0", 20, 20), ("iq4_nl", 21, 21), ("iq4_nl-unrotated", 17, 21)],
     nvfp4.Nvfp4: [("", 19, 19)],

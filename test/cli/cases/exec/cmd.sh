@@ -1,12 +1,6 @@
 # A program codes rows: its bytes are counted, the codes decode with it alone, and its faults are one sentence each.
 set -e
-python=$(for p in python3 /usr/bin/python3; do $p -c "import numpy" 2>/dev/null && echo $p && break; done) || true
-if [ -z "$python" ]; then
-  echo "there is no Python with NumPy"
-  exit 77
-fi
-PYTHONPATH=src/formats/python PYTHONDONTWRITEBYTECODE=1
-export PYTHONPATH PYTHONDONTWRITEBYTECODE
+. src/test/cli/numpy.sh
 # The example of the manual page, with a table, and faults on demand.
 { echo "#!$(command -v $python)"; sed -n '/^import numpy/,/^Int8/p' src/man/kvcodec-exec.7 | sed 's/\\//g'; } >int8.py
 chmod +x int8.py

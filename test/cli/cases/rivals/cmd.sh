@@ -1,12 +1,6 @@
 # Methods of others as programs of exec: their bits and errors on made-up rows and some of them through the program.
 set -e
-python=$(for p in python3 /usr/bin/python3; do $p -c "import numpy" 2>/dev/null && echo $p && break; done) || true
-if [ -z "$python" ]; then
-  echo "there is no Python with NumPy"
-  exit 77
-fi
-PYTHONPATH=src/formats/python PYTHONDONTWRITEBYTECODE=1
-export PYTHONPATH PYTHONDONTWRITEBYTECODE
+. src/test/cli/numpy.sh
 rivals=src/data/experiments/rivals
 $python $rivals/check.py
 
