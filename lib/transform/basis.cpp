@@ -9,6 +9,7 @@
 #include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"
 #include "lib/linalg/eigen.hpp"
+#include "lib/transform/rounding.hpp"
 
 namespace kvcodec {
 namespace {
@@ -131,7 +132,7 @@ size_t enough(std::span<const double> energies, double total) {
 /// Calls body(first, rows) for 64 of these components' vectors at a time: all of a book's vectors take four times their bytes as
 /// floats. On several threads where each has a million products with blocks of the metric: fewer are done sooner than a thread starts.
 template <class Body>
-void for_some_rows(const ByteRows& vectors, std::span<const uint32_t> components, size_t block,
+void for_some_rows(const LevelRows& vectors, std::span<const uint32_t> components, size_t block,
                    const Body& body) {
   constexpr size_t kRows = 64, kWork = size_t{1} << 20;
   const size_t width = vectors.levels.cols();
@@ -146,13 +147,25 @@ void for_some_rows(const ByteRows& vectors, std::span<const uint32_t> components
 }
 
 /// These components' vectors times blocks of the metric.
-Matrix<float> products(const ByteRows& vectors, std::span<const uint32_t> components,
+Matrix<float> products(const LevelRows& vectors, std::span<const uint32_t> components,
                        const Matrix<float>& blocks) {
   Matrix<float> result(components.size(), vectors.levels.cols());
   for_some_rows(vectors, components, blocks.cols(), [&](size_t first, MatrixView<const float> rows) {
     ErrorMetric::times(rows, blocks, result.view().rows(first, rows.rows()));
   });
   return result;
+}
+
+/// Where the stages of analysis end, rising. The last one reaches as far towards loud components as its bits may differ, and so on: what a stage
+/// takes off is worth its time only before those in far fewer bits.
+std::vector<size_t> ends_of_stages(const LevelRows& rows, std::span<const uint32_t> components) {
+  const auto bits = [&](size_t end) { return rows.bits.empty() ? 8 : int{rows.bits[components[end - 1]]}; };
+  std::vector<size_t> ends;
+  int least = 0;
+  for (size_t end = components.size(); end > 0; --end)
+    if (ends.empty() || bits(end) > least + Analysis::kStageBits) ends.push_back(end), least = bits(end);
+  std::ranges::reverse(ends);
+  return ends;
 }
 
 /// Subtracts from the mean of the vectors the prediction for the mean of the features, which follows it in the same row:
@@ -171,36 +184,37 @@ void take_off(std::vector<float>& mean, const Prediction& prediction, const std:
 
 // Rows in bytes
 
-ByteRows round_to_byte_rows(MatrixView<const float> rows) {
-  ByteRows bytes{Matrix<int8_t>(rows.rows(), rows.cols()), std::vector<float>(rows.rows())};
+LevelRows round_to_byte_rows(MatrixView<const float> rows) {
+  LevelRows bytes{Matrix<int16_t>(rows.rows(), rows.cols()), std::vector<float>(rows.rows()), {}};
   parallel_each(rows.rows(), kRowGrain, [&](size_t i) {
     float largest = 0;
     for (const float value : rows.row(i)) largest = std::max(largest, std::abs(value));
     const float scale = bytes.scales[i] = largest > 0 ? largest / kLargestByte : 1;
     std::ranges::transform(rows.row(i), bytes.levels.row(i).begin(), [&](float value) {
-      return static_cast<int8_t>(std::clamp(std::nearbyint(value / scale), -kLargestByte, kLargestByte));
+      return static_cast<int16_t>(std::clamp(std::nearbyint(value / scale), -kLargestByte, kLargestByte));
     });
   });
   return bytes;
 }
 
-Matrix<float> floats_of(const ByteRows& rows) {
+Matrix<float> floats_of(const LevelRows& rows) {
   Matrix<float> floats(rows.levels.rows(), rows.levels.cols());
   parallel_each(floats.rows(), kRowGrain, [&](size_t i) { row_floats(rows, i, floats.row(i)); });
   return floats;
 }
 
-void row_floats(const ByteRows& rows, size_t i, std::span<float> out) {
+void row_floats(const LevelRows& rows, size_t i, std::span<float> out) {
   const float scale = rows.scales[i];
   std::ranges::transform(rows.levels.row(i), out.begin(),
-                         [&](int8_t level) { return static_cast<float>(level) * scale; });
+                         [&](int16_t level) { return static_cast<float>(level) * scale; });
 }
 
-void keep_rows(ByteRows& rows, std::span<const uint32_t> kept) {
-  ByteRows result{Matrix<int8_t>(kept.size(), rows.levels.cols()), {}};
+void keep_rows(LevelRows& rows, std::span<const uint32_t> kept) {
+  LevelRows result{Matrix<int16_t>(kept.size(), rows.levels.cols()), {}, {}};
   for (size_t i = 0; i < kept.size(); ++i) {
     std::ranges::copy(std::as_const(rows.levels).row(kept[i]), result.levels.row(i).begin());
     result.scales.push_back(rows.scales[kept[i]]);
+    if (!rows.bits.empty()) result.bits.push_back(rows.bits[kept[i]]);
   }
   rows = std::move(result);
 }
@@ -311,7 +325,7 @@ Matrix<double> tempered_blocks(Matrix<double> blocks, double power) {
 
 // Prediction from token ids
 
-TokenFeatures::TokenFeatures(ByteRows rows, size_t lags) : rows_(std::move(rows)), lags_(lags) {
+TokenFeatures::TokenFeatures(LevelRows rows, size_t lags) : rows_(std::move(rows)), lags_(lags) {
   if (lags == 0 || rows_.levels.size() == 0)
     throw failed("features of {} values of {} ids, {} lags", of_token(), vocabulary(), lags);
 }
@@ -405,31 +419,48 @@ Matrix<float> TransformBasis::synthesis(std::span<const uint32_t> components) co
   return products(vectors, components, metric.inverse_roots());
 }
 
-Analysis::Analysis(const TransformBasis& basis, std::span<const uint32_t> components, bool pack)
-    : of_vectors_(products(basis.vectors, components, basis.metric.roots())) {
-  if (basis.prediction.rank() > 0)
-    of_scores_ = product(of_vectors_, transposed(floats_of(basis.prediction.loadings)));
-  if (!pack || !packs_floats() || of_vectors_.size() == 0) return;
-  const PackedMatrix::Shape shape[] = {{of_vectors_.rows(), of_vectors_.cols()}};
-  packed_ = PackedMatrix::of(DType::f32, shape).front();
-  const size_t step = round_up(kRowGrain, packed_->row_step());
-  parallel_for(of_vectors_.rows(), step, [&](size_t begin, size_t end, int) {
-    packed_->set(begin, of_vectors_.view().rows(begin, end - begin));
-  });
-  of_vectors_ = {};
+Analysis::Analysis(const TransformBasis& basis, std::span<const uint32_t> components)
+    : metric_(basis.metric), loadings_(floats_of(basis.prediction.loadings)) {
+  const LevelRows& rows = basis.vectors;
+  for (const size_t end : ends_of_stages(rows, components))
+    stages_.push_back({stages_.empty() ? 0 : stages_.back().end, end, {}});
+  const bool packs = packs_floats();
+  const size_t kept = packs && !stages_.empty() ? stages_.back().first : components.size();
+  vectors_ = Matrix<float>(kept, rows.levels.cols());
+  for (Stage& stage : stages_) {
+    if (packs) {
+      const PackedMatrix::Shape shape[] = {{stage.end - stage.first, rows.levels.cols()}};
+      stage.packed = PackedMatrix::of(DType::f32, shape).front();
+    }
+    const size_t grain = packs ? round_up(kRowGrain, stage.packed->row_step()) : kRowGrain;
+    parallel_for(stage.end - stage.first, grain, [&](size_t begin, size_t end, int) {
+      Matrix<float> some(end - begin, rows.levels.cols());
+      for (size_t i = begin; i < end; ++i) {
+        const size_t at = stage.first + i;
+        row_floats(rows, components[at], some.row(i - begin));
+        if (at < kept) std::ranges::copy(some.row(i - begin), vectors_.row(at).begin());
+      }
+      if (packs) stage.packed->set(begin, some.view());
+    });
+  }
 }
 
-void Analysis::apply(size_t first, MatrixView<const float> centred, MatrixView<const float> scores,
-                     MatrixView<float> out) const {
-  if (out.rows() == 0) return;
-  if (packed_) {
-    Matrix<float> by_token(centred.rows(), packed_->rows());
-    gemm_packed(centred, *packed_, false, by_token);
-    transpose<float>(by_token, out);
-  } else {
-    gemm(1, of_vectors_.view().rows(first, out.rows()), transposed(centred), 0, out);
+Matrix<float> Analysis::weighted(MatrixView<float> centred, MatrixView<const float> scores) const {
+  if (scores.cols() > 0) gemm(-1, scores, loadings_, 1, centred);
+  return metric_.times_root(centred);
+}
+
+void Analysis::apply(MatrixView<float> weighted, MatrixView<float> out) const {
+  for (const Stage& stage : stages_) {
+    const size_t count = stage.end - stage.first;
+    Matrix<float> found(weighted.rows(), count);
+    if (stage.packed)
+      gemm_packed(weighted, *stage.packed, false, found);
+    else
+      gemm(1, weighted, transposed(vectors_.view().rows(stage.first, count)), 0, found);
+    if (stage.end < out.rows()) gemm(-1, found, vectors_.view().rows(stage.first, count), 1, weighted);
+    transpose<float>(found, out.rows(stage.first, count));
   }
-  if (scores.cols() > 0) gemm(-1, of_scores_.view().rows(first, out.rows()), transposed(scores), 1, out);
 }
 
 Synthesis::Synthesis(const TransformBasis& basis, std::span<const float> mean,
@@ -472,8 +503,10 @@ LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metri
   return learned;
 }
 
-TransformBasis basis_of_first(LearnedBasis learned, size_t components) {
-  learned.basis.vectors = round_to_byte_rows(learned.vectors.view().rows(0, components));
+TransformBasis basis_of_first(LearnedBasis learned, size_t components, double bits) {
+  learned.basis.vectors =
+      round_vectors(learned.vectors.view().rows(0, components),
+                    bits_of_vectors(std::span(learned.variances).first(components), bits));
   return std::move(learned.basis);
 }
 

@@ -18,17 +18,19 @@
 
 namespace kvcodec {
 
-/// Rows in bytes: value = level * scale of its row, levels from -127 to 127.
-struct ByteRows {
-  Matrix<int8_t> levels;
+/// Rows of levels: value = level * scale of its row.
+struct LevelRows {
+  Matrix<int16_t> levels;
   std::vector<float> scales;  ///< one a row, positive
+  std::vector<uint8_t> bits;  ///< of a level of each row in a book (rounding.hpp); empty: 8
 };
-ByteRows round_to_byte_rows(MatrixView<const float> rows);
-Matrix<float> floats_of(const ByteRows& rows);
+/// Levels from -127 to 127.
+LevelRows round_to_byte_rows(MatrixView<const float> rows);
+Matrix<float> floats_of(const LevelRows& rows);
 /// Row i: out (levels.cols()).
-void row_floats(const ByteRows& rows, size_t i, std::span<float> out);
+void row_floats(const LevelRows& rows, size_t i, std::span<float> out);
 /// Keeps only these rows, given in rising order.
-void keep_rows(ByteRows& rows, std::span<const uint32_t> kept);
+void keep_rows(LevelRows& rows, std::span<const uint32_t> kept);
 
 // An error e of a vector costs e' M e. M is symmetric, positive definite and block-diagonal: every b
 // consecutive columns of a vector, those of a head, make one block, and errors in columns of different blocks
@@ -98,21 +100,21 @@ class TokenFeatures {
  public:
   TokenFeatures() = default;
   /// rows: (vocabulary, features of a token). Throws Error(failed) if there are no features, or no lags.
-  TokenFeatures(ByteRows rows, size_t lags);
+  TokenFeatures(LevelRows rows, size_t lags);
 
   size_t vocabulary() const { return rows_.levels.rows(); }
   size_t of_token() const { return rows_.levels.cols(); }
   size_t lags() const { return lags_; }
   /// Features of a token and those before it.
   size_t width() const { return lags_ * of_token(); }
-  const ByteRows& rows() const { return rows_; }
+  const LevelRows& rows() const { return rows_; }
 
   /// z of consecutive tokens: out (n, width()). ids: of the lags() - 1 tokens before them, then theirs.
   /// Throws Error(bad_input) for an id beyond the vocabulary.
   void gather(std::span<const uint32_t> ids, MatrixView<float> out) const;
 
  private:
-  ByteRows rows_;
+  LevelRows rows_;
   size_t lags_ = 0;
 };
 
@@ -122,8 +124,8 @@ std::vector<uint32_t> ids_with_lags(
     uint64_t count, size_t lags);
 
 struct Prediction {
-  ByteRows scores;    ///< R: (rank, width of z)
-  ByteRows loadings;  ///< L: (rank, width of x)
+  LevelRows scores;    ///< R: (rank, width of z)
+  LevelRows loadings;  ///< L: (rank, width of x)
 
   size_t rank() const { return scores.levels.rows(); }
 };
@@ -161,7 +163,7 @@ struct TransformBasis {
   std::vector<float> mean;  ///< (width)
   ErrorMetric metric;       ///< of as many columns
   Prediction prediction;    ///< of rank 0: none
-  ByteRows vectors;         ///< the columns of U: (components, width), those of largest variance first
+  LevelRows vectors;        ///< the columns of U: (components, width), those of largest variance first
 
   size_t width() const { return mean.size(); }
   size_t components() const { return vectors.levels.rows(); }
@@ -170,21 +172,33 @@ struct TransformBasis {
   Matrix<float> synthesis(std::span<const uint32_t> components) const;
 };
 
-/// Computes some of a basis' components from vectors.
+/// Computes some of a basis' components from vectors. Rounding has left the basis' vectors a little of each other, and those in few bits bring
+/// much of loud components into quiet ones. So components are computed in stages, the loud ones first, and each stage sees what those
+/// before it leave. The bits of a stage's vectors differ by kStageBits at most.
 class Analysis {
  public:
-  /// pack: lays the matrix out for products with it where that is faster (packed_gemm.hpp); for an object that is not asked for a part
-  /// of the components.
-  Analysis(const TransformBasis& basis, std::span<const uint32_t> components, bool pack = false);
+  static constexpr int kStageBits = 3;
 
-  /// Components [first, first + out.rows()) of the chosen ones: out (.., n). centred: vectors less the mean, (n,
-  /// width); scores: of their tokens, (n, rank of the prediction).
-  void apply(size_t first, MatrixView<const float> centred, MatrixView<const float> scores,
-             MatrixView<float> out) const;
+  /// components: rising.
+  Analysis(const TransformBasis& basis, std::span<const uint32_t> components);
+
+  /// What components are computed of: W times what prediction leaves. centred: vectors less the mean, (n, width), which are overwritten; scores: of their
+  /// tokens, (n, rank of the prediction).
+  Matrix<float> weighted(MatrixView<float> centred, MatrixView<const float> scores) const;
+  /// The chosen components, (components, n), of weighted vectors, (n, width), of which is left what no component has. The bits of a result depend on all
+  /// vectors: callers cut by fixed sizes.
+  void apply(MatrixView<float> weighted, MatrixView<float> out) const;
 
  private:
-  Matrix<float> of_vectors_, of_scores_;
-  std::optional<PackedMatrix> packed_;  // in place of of_vectors_
+  struct Stage {
+    size_t first = 0, end = 0;  // of the components
+    std::optional<PackedMatrix> packed;
+  };
+
+  ErrorMetric metric_;
+  Matrix<float> loadings_;
+  std::vector<Stage> stages_;
+  Matrix<float> vectors_;  // of all stages, or of all but the last where that is packed
 };
 
 /// The way back, from components to vectors. The bits of a vector depend only on its own components and
@@ -221,7 +235,7 @@ struct LearnedBasis {
 LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metric, size_t rank = 0,
                          const Progress& progress = {});
 
-/// The basis of these components' vectors, the first ones, rounded to bytes as a book stores them.
-TransformBasis basis_of_first(LearnedBasis learned, size_t components);
+/// The basis of these components' vectors, the first ones, rounded to so many bits on average (rounding.hpp).
+TransformBasis basis_of_first(LearnedBasis learned, size_t components, double bits = 8);
 
 }  // namespace kvcodec

@@ -20,13 +20,13 @@ constexpr uint64_t kMaxSampled = 8192;
 constexpr uint64_t kMinRunsApart = 8;
 constexpr uint64_t kMinTokens = 2048;
 /// Components whose deviation is a smaller fraction of the finest step have hardly a level other than 0.
-constexpr double kMinDeviation = 0.1;
+constexpr double kMinDeviation = 0.2;
 constexpr size_t kStepsPerOctave = 4;
 /// At fine steps a Gaussian component takes log2(deviation / step) bits plus log2(2 pi e) / 2, which is this number.
 constexpr double kFineBits = 2.05;
 /// The finest step over the largest deviation: values of 16 bits hold no more, and levels end at 2^23.
 constexpr double kMinStep = 0x1p-16;
-constexpr size_t kComponentGrain = 64;
+constexpr size_t kTokenGrain = 64;
 
 struct TokenRun {
   uint64_t first = 0, count = 0;
@@ -118,7 +118,7 @@ CovarianceSums moments_of(const VectorSource& source, size_t part, const Team& t
   return {origin, std::move(sums)};
 }
 
-void broadcast(const Team& team, int from, ByteRows& rows) {
+void broadcast(const Team& team, int from, LevelRows& rows) {
   team.broadcast(from, rows.levels);
   team.broadcast(from, rows.scales);
 }
@@ -190,10 +190,12 @@ Matrix<float> sample_of(const VectorSource& source, size_t part, const Transform
     const size_t count = runs[i].count;
     const auto together = rows.read(runs[i]), piece = together.columns(0, source.width(part));
     const Matrix<float> scores = of_prediction.of(together.columns(piece.cols(), source.features()));
-    for (size_t t = 0; t < count; ++t)
-      for (size_t c = 0; c < piece.cols(); ++c) piece(t, c) -= basis.mean[c];
-    parallel_for(sample.rows(), kComponentGrain, [&](size_t begin, size_t end, int) {
-      analysis.apply(begin, piece, scores, sample.view().rows(begin, end - begin).columns(starts[i], count));
+    parallel_for(count, kTokenGrain, [&](size_t begin, size_t end, int) {
+      Matrix<float> centred(end - begin, piece.cols());
+      for (size_t t = begin; t < end; ++t)
+        for (size_t c = 0; c < piece.cols(); ++c) centred(t - begin, c) = piece(t, c) - basis.mean[c];
+      Matrix<float> weighted = analysis.weighted(centred, scores.view().rows(begin, end - begin));
+      analysis.apply(weighted, sample.view().columns(starts[i] + begin, end - begin));
     });
   }
   gather_columns(team, sample, team.bounds(starts));
@@ -260,7 +262,7 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
     const auto count = static_cast<size_t>(kept - of_part.variances.begin());
     result.energies.push_back(std::move(of_part.energies));
     result.left.push_back(std::move(of_part.left));
-    result.bases.push_back(basis_of_first(std::move(of_part), count));
+    result.bases.push_back(basis_of_first(std::move(of_part), count, training.vector_bits));
     samples.push_back(sample_of(source, part, result.bases.back(), team));
   }
   report(progress, 2 * parts, all, "levels");

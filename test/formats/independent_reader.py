@@ -1301,21 +1301,35 @@ def transform_part(book, p, side, first, steps):
     """(mean, inverse roots, vectors, classes, gains) of a part, checked."""
     part = book[f"{side}/{first}"]
     width = layers_of(side, p["layer-group"]) * p["heads"] * p["head-dim"]
-    mean, roots, levels, scales, classes, gains = (
-        part[name][:] for name in ("mean", "inverse_roots", "vectors", "vector_scales", "classes", "gains"))
-    types = {"mean": "f32", "inverse_roots": "f32", "vectors": "u8", "vector_scales": "f32", "classes": "u8", "gains": "f16"}
-    require(all(type_name(part[name]) == kind for name, kind in types.items()), "transform: types")
+    names = ("mean", "inverse_roots", "vectors", "vector_bits", "vector_scales", "classes", "gains")
+    mean, roots, packed, bits, scales, classes, gains = (part[name][:] for name in names)
+    types = ("f32", "f32", "u8", "u8", "f32", "u8", "f16")
+    require(all(type_name(part[name]) == kind for name, kind in zip(names, types)), "transform: types")
     n = len(scales)
-    require(mean.shape == (width,) and levels.shape == (n, width) and n <= width, "transform: shapes")
-    require(roots.ndim == 2 and len(roots) == width and width % roots.shape[1] == 0, "transform: inverse_roots")
-    blocks = roots.reshape(-1, roots.shape[1], roots.shape[1])
-    require((blocks == blocks.transpose(0, 2, 1)).all() and (np.linalg.eigvalsh(blocks.astype("f8")) > 0).all(), "transform: inverse_roots")
+    require(mean.shape == (width,) and bits.shape == (n,) and n <= width, "transform: shapes")
+    require(roots.ndim == 2 and len(roots) > 0 and width % len(roots) == 0, "transform: inverse_roots")
+    b = width // len(roots)
+    require(roots.shape[1] == b * (b + 1) // 2, "transform: inverse_roots")
+    blocks = np.zeros((len(roots), b, b), "<f4")
+    lower = np.tril_indices(b)
+    blocks[:, lower[0], lower[1]] = blocks[:, lower[1], lower[0]] = roots
+    require((np.linalg.eigvalsh(blocks.astype("f8")) > 0).all(), "transform: inverse_roots")
+    require(((bits >= 1) & (bits <= 12)).all(), "transform: vector_bits")
+    row_bytes = (width * bits.astype("i8") + 7) // 8
+    require(packed.shape == (row_bytes.sum(),), "transform: vectors")
+    levels = np.zeros((n, width), "i8")
+    for i, end in enumerate(np.cumsum(row_bytes)):
+        taken = np.unpackbits(packed[end - row_bytes[i] : end])
+        require(not taken[width * bits[i] :].any(), "transform: vectors")
+        codes = taken[: width * bits[i]].reshape(width, bits[i]) @ (1 << np.arange(bits[i])[::-1].astype("i8"))
+        require(bits[i] <= 4 or codes.all(), "transform: vectors")
+        levels[i] = 2 * codes + 1 - (1 << int(bits[i])) if bits[i] <= 4 else codes - (1 << int(bits[i]) - 1)
     require(classes.shape == gains.shape == (len(steps), n), "transform: shapes")
     for values in (scales, gains):
         require((values > 0).all() and np.isfinite(values).all(), "transform: not positive")
-    require(np.isfinite(mean).all() and (levels > 0).all(), "transform: mean or vectors")
+    require(np.isfinite(mean).all(), "transform: mean")
     require(((classes < LEVEL_CLASSES) | (classes == DEAD)).all(), "transform: classes")
-    vectors = (levels.astype("i8") - 128).astype("<f4") * scales[:, None]
+    vectors = levels.astype("<f4") * scales[:, None]
     return mean, blocks, vectors, classes, gains
 
 

@@ -7,6 +7,7 @@
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
+#include "lib/transform/rounding.hpp"
 
 namespace kvcodec {
 namespace {
@@ -24,20 +25,57 @@ std::string scales_of(const std::string& levels_name) {
   return levels_name.substr(0, levels_name.size() - 1) + "_scales";
 }
 
-void add_byte_rows(Book& book, const std::string& name, const ByteRows& rows) {
+std::string bits_of(const std::string& levels_name) {
+  return levels_name.substr(0, levels_name.size() - 1) + "_bits";
+}
+
+void add_byte_rows(Book& book, const std::string& name, const LevelRows& rows) {
   Matrix<uint8_t> levels(rows.levels.rows(), rows.levels.cols());
   std::ranges::transform(std::span(rows.levels.data(), levels.size()), levels.data(),
-                         [](int8_t level) { return static_cast<uint8_t>(level + kLevelOffset); });
+                         [](int16_t level) { return static_cast<uint8_t>(level + kLevelOffset); });
   book.add(name, DType::u8, levels);
   book.add(scales_of(name), DType::f32, rows.scales);
+}
+
+/// What a level is of its code: of up to kOddLevelBits bits an odd number.
+struct LevelCode {
+  explicit LevelCode(uint8_t bits)
+      : first(bits > kOddLevelBits ? -(1 << (bits - 1)) : 1 - (1 << bits)),
+        distance(bits > kOddLevelBits ? 1 : 2) {}
+  int first, distance;
+};
+
+void add_vectors(Book& book, const std::string& name, const LevelRows& rows) {
+  std::vector<uint8_t> bits = rows.bits, bytes;
+  bits.resize(rows.levels.rows(), 8);
+  for (size_t i = 0; i < bits.size(); ++i) {
+    BitWriter row;
+    const LevelCode code(bits[i]);
+    for (const int16_t level : rows.levels.row(i))
+      row.put(static_cast<uint32_t>((level - code.first) / code.distance), bits[i]);
+    append_to(bytes, row.finish());
+  }
+  book.add(name, DType::u8, bytes);
+  book.add(bits_of(name), DType::u8, bits);
+  book.add(scales_of(name), DType::f32, rows.scales);
+}
+
+/// The triangles of symmetric blocks, a block a row: row by row up to the diagonal.
+Matrix<float> triangles_of(const Matrix<float>& blocks) {
+  const size_t b = blocks.cols();
+  Matrix<float> triangles(blocks.rows() / b, b * (b + 1) / 2);
+  for (size_t i = 0; i < blocks.rows(); ++i)
+    std::copy_n(blocks.row(i).begin(), i % b + 1,
+                triangles.row(i / b).begin() + static_cast<ptrdiff_t>(i % b * (i % b + 1) / 2));
+  return triangles;
 }
 
 void add_part(Book& book, const TransformBook::Part& part) {
   const TransformBasis& basis = part.basis;
   const uint64_t n = basis.components(), rungs = part.rungs.size();
   book.add(path_of(part, "mean"), DType::f32, basis.mean);
-  book.add(path_of(part, "inverse_roots"), DType::f32, basis.metric.inverse_roots());
-  add_byte_rows(book, path_of(part, "vectors"), basis.vectors);
+  book.add(path_of(part, "inverse_roots"), DType::f32, triangles_of(basis.metric.inverse_roots()));
+  add_vectors(book, path_of(part, "vectors"), basis.vectors);
   if (basis.prediction.rank() > 0) {
     add_byte_rows(book, path_of(part, "scores"), basis.prediction.scores);
     add_byte_rows(book, path_of(part, "loadings"), basis.prediction.loadings);
@@ -64,18 +102,49 @@ void check_positive(std::string_view name, const Values& values) {
 }
 
 /// (rows, cols); as many rows as there are, at most as many as given.
-ByteRows byte_rows_from(const Book& book, const std::string& name, uint64_t max_rows, uint64_t cols) {
+LevelRows byte_rows_from(const Book& book, const std::string& name, uint64_t max_rows, uint64_t cols) {
   const uint64_t n = book.get(name, DType::u8, 2).shape[0];
   if (n > max_rows) throw bad_input("/{}: {} rows; there are at most {}", name, n, max_rows);
   const auto levels = book.values<uint8_t>(name, DType::u8, {n, cols});
   const auto scales = book.values<float>(scales_of(name), DType::f32, {n});
   check_positive(scales_of(name), scales);
-  ByteRows bytes{Matrix<int8_t>(n, cols), {scales.begin(), scales.end()}};
+  LevelRows bytes{Matrix<int16_t>(n, cols), {scales.begin(), scales.end()}, {}};
   for (size_t i = 0; i < levels.size(); ++i) {
     if (levels[i] == 0) throw bad_input("/{}: row {} has a level of 0; the least is 1", name, i / cols);
-    bytes.levels.data()[i] = static_cast<int8_t>(levels[i] - kLevelOffset);
+    bytes.levels.data()[i] = static_cast<int16_t>(levels[i] - kLevelOffset);
   }
   return bytes;
+}
+
+/// As many rows as have bits, at most `width`, of `width` levels.
+LevelRows vectors_from(const Book& book, const std::string& name, uint64_t width) {
+  const auto bits = book.list<uint8_t>(bits_of(name), DType::u8);
+  const size_t n = bits.size();
+  if (n > width) throw bad_input("/{}: {} rows; there are at most {}", name, n, width);
+  const auto scales = book.values<float>(scales_of(name), DType::f32, {n});
+  check_positive(scales_of(name), scales);
+  uint64_t bytes = 0;
+  for (const uint8_t own : bits) {
+    if (own < 1 || own > kMaxLevelBits)
+      throw bad_input("/{}: {} bits; there are 1 to {}", bits_of(name), own, kMaxLevelBits);
+    bytes += (width * own + 7) / 8;
+  }
+  const auto packed = book.values<uint8_t>(name, DType::u8, {bytes});
+  LevelRows rows{Matrix<int16_t>(n, width), {scales.begin(), scales.end()}, {bits.begin(), bits.end()}};
+  uint64_t at = 0;
+  for (size_t i = 0; i < n; ++i) {
+    BitReader reader(packed, at * 8);
+    const LevelCode code(bits[i]);
+    for (int16_t& level : rows.levels.row(i)) {
+      level = static_cast<int16_t>(static_cast<int>(reader.get(bits[i])) * code.distance + code.first);
+      if (level == code.first && code.distance == 1)
+        throw bad_input("/{}: row {} has a level of {}; the least is {}", name, i, level, level + 1);
+    }
+    at += (width * bits[i] + 7) / 8;
+    if (reader.get(static_cast<unsigned>(at * 8 - reader.position())) != 0)
+      throw bad_input("/{}: there are bits behind row {}", name, i);
+  }
+  return rows;
 }
 
 std::optional<TokenFeatures> features_from(const Book& book, const TransformBookOptions& options) {
@@ -89,10 +158,15 @@ std::optional<TokenFeatures> features_from(const Book& book, const TransformBook
 
 ErrorMetric metric_from(const Book& book, const TransformBook::Part& part, uint64_t width) {
   const std::string name = path_of(part, "inverse_roots");
-  const uint64_t block = book.get(name, DType::f32, 2).shape[1];
+  const auto shape = book.get(name, DType::f32, 2).shape;
+  const uint64_t block = shape[0] == 0 ? 0 : width / shape[0];
   if (block == 0 || width % block != 0)
-    throw bad_input("/{}: blocks of {} columns do not divide vectors of {}", name, block, width);
-  auto inverse_roots = book.matrix<float>(name, DType::f32, {width, block});
+    throw bad_input("/{}: {} blocks for vectors of {}", name, shape[0], width);
+  const auto triangles = book.matrix<float>(name, DType::f32, {width / block, block * (block + 1) / 2});
+  Matrix<float> inverse_roots(width, block);
+  for (size_t i = 0; i < width; ++i)
+    for (size_t r = i % block, c = 0; c <= r; ++c)
+      inverse_roots(i, c) = inverse_roots(i - r + c, r) = triangles(i / block, r * (r + 1) / 2 + c);
   return with_context("/" + name, [&] { return ErrorMetric::from_inverse_roots(std::move(inverse_roots)); });
 }
 
@@ -146,7 +220,7 @@ TransformBook::Part part_from(const Book& book, Side side, int first_layer, std:
   TransformBook::Part part{side, first_layer, {}, {}, {}};
   part.basis.mean = finite_floats(book, path_of(part, "mean"), width);
   part.basis.metric = metric_from(book, part, width);
-  part.basis.vectors = byte_rows_from(book, path_of(part, "vectors"), width, width);
+  part.basis.vectors = vectors_from(book, path_of(part, "vectors"), width);
   if (features) {
     Prediction& prediction = part.basis.prediction;
     prediction.scores = byte_rows_from(book, path_of(part, "scores"), features->width(), features->width());
@@ -190,6 +264,9 @@ std::vector<OptionField> TransformBookOptions::fields() {
        &layer_group, 0, 1 << 20},
       {"most-bits", "about the most bits per value that the book serves", &max_bits, 0.01, 12},
       {"least-bits", "about the fewest bits per value that the book serves", &least_bits, 0.001, 12},
+      {"vector-bits",
+       "bits of a value of the basis' vectors, on average: those of components of large variance get up to 12, most of them 1 to 4",
+       &vector_bits, 1, 12},
       {"rate-distortion",
        "squared error, in squared steps, that the encoder accepts to save one bit when it chooses between "
        "two levels; 0: always the nearest level",

@@ -9,8 +9,10 @@
 //                                  the end of the byte
 //   shrinks          f32 [classes, 3]
 //   <side>/<first layer>/mean          f32 [width]
-//   <side>/<first layer>/inverse_roots f32 [width, b]      of what errors cost, M^(-1/2) (lib/transform/basis.hpp)
-//   <side>/<first layer>/vectors       u8 [n, width]       level + 128: eigenvectors, one a row
+//   <side>/<first layer>/inverse_roots f32 [width / b, b (b + 1) / 2]   of what errors cost, M^(-1/2) (lib/transform/basis.hpp):
+//                                                          the triangle of each block
+//   <side>/<first layer>/vectors       u8 [bytes]          levels of eigenvectors, in as many bits as their row has, to whole bytes a row
+//   <side>/<first layer>/vector_bits   u8 [n]              b: of a code c the level is 2 c + 1 - 2^b up to 4 bits, else c - 2^(b - 1)
 //   <side>/<first layer>/vector_scales f32 [n]             value = level * scale
 //   <side>/<first layer>/classes       u8 [R, n]           255 = dead
 //   <side>/<first layer>/gains         f16 [R, n]
@@ -50,6 +52,7 @@ struct TransformBookOptions final : Options {
   int64_t layer_group = 0;               ///< 0: as many layers as keep vectors below kMaxAutoWidth values
   double max_bits = 2;                   ///< finer steps need nearly all components: a larger book for little
   double least_bits = 0.1;
+  double vector_bits = 3.4;  ///< of a value of a part's vectors, on average
   double rate_distortion = LevelOptions().lambda;
   double unbias = LevelOptions().unbias;
   double first_finer = 16;     ///< factor by which first tokens have finer steps; 0: they are not learned

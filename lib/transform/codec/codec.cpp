@@ -159,7 +159,7 @@ class TransformSurvey final : public Survey {
   TransformSurvey(const TransformPart& part, uint64_t lead, double unbias)
       : part_(part),
         lead_(lead),
-        analysis_(part.basis(), numbers_below<uint32_t>(part.surveyed()), true),
+        analysis_(part.basis(), numbers_below<uint32_t>(part.surveyed())),
         scores_(part.basis().prediction),
         survey_(part.tables(), part.rung(), part.surveyed(), part.width(), unbias),
         rows_(kBatch, part.width()),
@@ -226,9 +226,9 @@ class TransformSurvey final : public Survey {
     for (size_t t = tokens; t < tiles * kTile; ++t) std::ranges::fill(rows_.row(t), 0.0f);
     Matrix<float> components(part_.surveyed(), tiles * kTile);
     parallel_each(tiles, 1, [&](size_t tile) {
-      analysis_.apply(0, rows_.view().rows(tile * kTile, kTile),
-                      scores_.of(features_.view().rows(tile * kTile, kTile)),
-                      components.view().columns(tile * kTile, kTile));
+      Matrix<float> weighted = analysis_.weighted(rows_.view().rows(tile * kTile, kTile),
+                                                  scores_.of(features_.view().rows(tile * kTile, kTile)));
+      analysis_.apply(weighted, components.view().columns(tile * kTile, kTile));
     });
     survey_.add(components.view().columns(0, tokens), weights_);
     weights_.clear();

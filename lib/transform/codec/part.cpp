@@ -208,7 +208,7 @@ void TransformPart::decode(std::span<const uint8_t> payload, std::span<const uin
 
 void TransformPart::quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows,
                              TokenRungs rungs, MatrixView<int32_t> levels, std::span<double> errors) const {
-  const Analysis& analysis = analysis_.get([&] { return Analysis(*basis_, live_, true); });
+  const Analysis& analysis = analysis_.get([&] { return Analysis(*basis_, live_); });
   for_each_tile(first, rows.rows(), [&](size_t tile, size_t begin, size_t end) {
     Matrix<float> centred(kTile, width()), components(this->components(), kTile);
     for (size_t t = begin; t < end; ++t)
@@ -217,18 +217,14 @@ void TransformPart::quantize(size_t first, std::span<const uint32_t> ids, Matrix
     const Matrix<float> some = scores(ids.subspan(context_.features ? at : 0), count);
     Matrix<float> placed(kTile, some.cols());
     std::copy_n(some.data(), some.size(), placed.data() + (begin - tile) * some.cols());
-    analysis.apply(0, centred, placed, components);
-    if (placed.cols() > 0)
-      gemm(-1, placed, loadings_.get([&] { return floats_of(basis_->prediction.loadings); }), 1,
-           centred.view());
-    // The error is computed from what components leave of themselves, and what lies in none, as if the basis were orthonormal: to a hundredth of its
-    // rows' length, which bytes cost it.
-    const Matrix<float> weighted = basis_->metric.times_root(centred);
+    Matrix<float> weighted = analysis.weighted(centred, placed);
+    // The error is computed from what components leave of themselves, and what lies in none, as if the basis were orthonormal.
     for (size_t t = 0; t < count; ++t) {
       errors[at + t] = 0;
       for (const float value : weighted.row(begin - tile + t))
         errors[at + t] += double{value} * double{value};
     }
+    analysis.apply(weighted, components);
     for (const Alike& alike : by_rung(some_of(rungs, at, count), count))
       quantize(alike, components.view().columns(begin - tile, count), levels.columns(at, count),
                errors.subspan(at, count));

@@ -139,7 +139,6 @@ class TransformPart {
   Lazy<Analysis> analysis_;
   Lazy<Synthesis> synthesis_;
   Lazy<Scores> scores_;
-  Lazy<Matrix<float>> loadings_;
   Lazy<SynthesisFunction> device_;
 };
 

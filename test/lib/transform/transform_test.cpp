@@ -474,7 +474,9 @@ TEST_CASE("prediction: takes what ids explain, leaves the rest, and errors count
   for (size_t t = 0; t < centred.rows(); ++t)
     for (size_t c = 0; c < width; ++c) centred(t, c) = fresh.rows(t, c) - few.basis.mean[c];
   const TransformBasis basis = basis_of_first(few, width);
-  Analysis(basis, every).apply(0, centred, scores, components);
+  const Analysis analysis(basis, every);
+  Matrix<float> to_analyse = analysis.weighted(centred, scores);
+  analysis.apply(to_analyse, components);
   const Matrix<float> back = synthesis_of(basis, every, components, scores);
   double lost = 0, energy = 0;
   for (size_t i = 0; i < back.size(); ++i) {
@@ -846,6 +848,10 @@ TEST_CASE("transform book: what is stored comes back, and what does not fit is r
     return [=](Array& array) { array.bytes.at(byte) = static_cast<std::byte>(value); };
   };
   CHECK(refused("both/0/vectors", set(3, 0)));
+  CHECK(refused("both/0/vectors", [](Array& array) { array.bytes.pop_back(), --array.shape[0]; }));
+  CHECK(refused("both/0/vector_bits", set(3, 0)));
+  CHECK(refused("both/0/vector_bits", set(3, 13)));
+  CHECK(refused("both/0/vector_bits", set(3, 4)));  // fewer bytes than there are
   CHECK(refused("both/0/classes", set(3, 40)));
   CHECK(refused("both/0/classes", [](Array& array) { array.shape = {1, 64}; }));
   CHECK(refused("both/2/inverse_roots", set(3, 0x80)));  // the sign of the first
