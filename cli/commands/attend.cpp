@@ -470,7 +470,7 @@ void declare(Command& command, AttendOptions& options) {
       "With --check, also how far they are from decoding first and multiplying then, which is rounding, and "
       "how much longer that takes. With --select each query attends only to the tokens that kvcodec select "
       "chose for it, and no others are decoded; the error is still against attention over all.",
-      "kvcodec dump-kv --model data/demo-model --text docs/ --chunk 1024 --queries last:64 -o kv.h5\n"
+      "kvcodec dump-kv --model DIR --text docs/ --chunk 1024 -o kv.h5\n"
       "kvcodec encode kv.h5 --codec kvcomp -o codes.h5\n"
       "kvcodec attend codes.h5 --queries kv.h5 --check -o outputs.h5");
   command.group("Input and output");
@@ -582,8 +582,7 @@ std::string attend(Command& command) {
 }  // namespace
 
 CommandEntry attend_command() {
-  return {CommandGroup::attend, 1, "attend",
-          "attend to keys and values straight from codes, and measure what changes", attend};
+  return {CommandGroup::attend, 1, "attend", "attend straight from codes, and measure what changes", attend};
 }
 
 }  // namespace kvcodec::cli

@@ -237,8 +237,7 @@ std::string check(Command& command) {
 }  // namespace
 
 CommandEntry check_command() {
-  return {CommandGroup::look, 2, "check", "test files against the format, their checksums and their digests",
-          check};
+  return {CommandGroup::look, 2, "check", "test files against the format, checksums and digests", check};
 }
 
 }  // namespace kvcodec::cli

@@ -130,7 +130,7 @@ std::string choose(Command& command) {
       "errors change attention least), of those that keep to --max-nll the one that takes the fewest bits. Prints "
       "what each reaches, and the command that encodes the cache with the choice.",
       "kvcodec choose kv.h5 --total-bits 2.5\n"
-      "kvcodec choose kv.h5 --max-nll 0.02 --model data/demo-model --text held-out/ --book transform.h5");
+      "kvcodec choose kv.h5 --max-nll 0.02 --model DIR --text more/ --book book.h5");
   command.group("Input");
   command.input("KV", "kv file; - is standard input", options.input);
   options.layers.declare(command);

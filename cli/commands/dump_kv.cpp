@@ -477,8 +477,8 @@ void declare(Command& command, DumpOptions& options) {
       "Mistral, Mixtral, Qwen, Gemma, GPT-NeoX, gpt-oss, Granite, OLMo 2, Phi, SmolLM3, StarCoder2 and DeepSeek (the man "
       "page says which of them) as Hugging Face directories or GGUF files, whose quantized weights stay as they are. Every text file is a "
       "document; --chunk cuts long ones.",
-      "kvcodec dump-kv --model data/demo-model --text docs/ README.md --chunk 512 -o kv.h5\n"
-      "kvcodec dump-kv --model data/demo-model --tokens ids.txt --queries every:16 --dtype f32 -o kv.h5");
+      "kvcodec dump-kv --model DIR --text docs/ README.md --chunk 512 -o kv.h5\n"
+      "kvcodec dump-kv --model DIR --tokens ids.txt --queries every:16 -o kv.h5");
   const auto fields = options.fields();
   command.group("Input and output");
   command.option(fields[0], "PATH");

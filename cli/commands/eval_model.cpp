@@ -534,7 +534,7 @@ std::string eval_model(Command& command) {
       "weights=FILE, rope=, dtype=, label=, select=, and the options of the selection, as budget=.",
       "kvcodec eval-model --model data/demo-model --text docs/ \\\n"
       "  --codec kivi:bits=2,window=0 --codec sparse:book=dict.h5,sparsity=32\n"
-      "kvcodec eval-model --model data/demo-model --text docs/ --task recall --codec fp8 --codec q4");
+      "kvcodec eval-model --model DIR --text docs/ --task recall --codec q4");
   const auto fields = options.fields();
   command.group("What is run");
   command.option(fields[0], "PATH");

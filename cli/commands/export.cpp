@@ -97,7 +97,7 @@ std::string export_cache(Command& command) {
       "way. What a cache was imported with is remembered, so that it goes back as it came unless options say otherwise.",
       "kvcodec export codes.h5 --to transformers -o cache.safetensors\n"
       "kvcodec export codes.h5 --to llama --documents 0 -o slot.bin\n"
-      "kvcodec export kv.h5 --to mlx --bits 4 -o prompt.safetensors");
+      "kvcodec export kv.h5 --to mlx --documents 0 --bits 4 -o prompt.safetensors");
   command.group("Input and output");
   command.input("FILE", "kv or codes file; - is standard input", options.input);
   options.output.declare_local(command, "file to write; of lmcache, vllm, vllm-blocks and sglang a folder");

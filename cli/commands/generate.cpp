@@ -389,7 +389,7 @@ std::string generate(Command& command) {
       "writes what it takes for the likeliest continuation, token by token. Codes are decoded once. Of several documents one "
       "context is made, as by join. Without files the model reads the prompt alone.",
       "kvcodec generate codes.h5 --model data/demo-model --prompt ' What is'\n"
-      "kvcodec generate corpus.h5 --documents a,b --model model.gguf --chat --prompt 'Who is Ahab?'");
+      "kvcodec generate kv.h5 --documents a,b --model DIR --chat --prompt 'Who won?'");
   command.group("What is read");
   command.inputs("FILE", "kv and codes files of the model's caches", options.join.files, false);
   command.option(model_field(options.model), "PATH");

@@ -306,7 +306,7 @@ std::string import_cache(Command& command) {
       "said by options.",
       "kvcodec import cache.safetensors -o kv.h5\n"
       "kvcodec import slot.bin --model model.gguf -o kv.h5\n"
-      "kvcodec import pages/*.bin --from sglang --model Llama-3.1-8B --ids ids.txt -o kv.h5");
+      "kvcodec import pages/*.bin --from sglang --model DIR --ids ids.txt -o kv.h5");
   command.group("Input and output");
   command.inputs("FILE", "files of one format; of formats that cut a cache into files, in their order",
                  options.files);

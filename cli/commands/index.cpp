@@ -387,7 +387,7 @@ void declare(Command& command, IndexOptions& options) {
       "kvcodec dump-kv --model DIR --text book.txt --queries last:32 -o kv.h5\n"
       "kvcodec index kv.h5 -o index.h5\n"
       "kvcodec encode kv.h5 --codec none -o codes.h5\n"
-      "kvcodec select codes.h5 --queries kv.h5 --by clusters --index index.h5 --budget 256");
+      "kvcodec select codes.h5 --queries kv.h5 --by clusters --index index.h5");
   command.group("Input and output");
   command.input("CACHE", "kv or codes file; - is standard input", options.input);
   command.options(options, {{"book", "FILE"}, {"append", "INDEX"}});

@@ -52,7 +52,7 @@ std::string join(Command& command) {
       "them, and keys are turned to their new positions. So a context is put together from documents that were computed once, each "
       "by itself. Codes are decoded on the way. Documents that were computed by themselves have not seen those before them: "
       "eval-model --joined measures what that costs a model.",
-      "kvcodec join corpus.codes.h5 --documents a.txt,b.txt --keep-bos first -o context.h5\n"
+      "kvcodec join codes.h5 --documents a.txt,b.txt --keep-bos first -o context.h5\n"
       "kvcodec generate context.h5 --model data/demo-model --prompt 'Who'");
   command.group("Input and output");
   command.inputs("FILE", "kv and codes files of one model", options.join.files);

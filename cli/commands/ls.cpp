@@ -56,7 +56,7 @@ std::string ls(Command& command) {
       "Lists the documents of kv and codes files: number, tokens, bytes (of keys and values, or of codes with what "
       "guards them, and of state) and name. Numbers and names are what --documents of other commands takes.",
       "kvcodec ls codes.h5\n"
-      "kvcodec ls codes.h5 --match 'wiki/*' --json | jq -r '.files[].documents[].name'");
+      "kvcodec ls kv.h5 --match 'wiki/*' --json | jq -r '.files[].documents[].name'");
   command.group("Input");
   options.inputs.declare(command, "kv and codes files; - is standard input");
   options.documents.declare(command);

@@ -170,8 +170,8 @@ std::string pack_indices(Command& command) {
 }  // namespace
 
 CommandEntry pack_indices_command() {
-  return {CommandGroup::code, 4, "pack-indices",
-          "pack ids into as few bits as they need, sort them, or unpack them", pack_indices};
+  return {CommandGroup::code, 4, "pack-indices", "pack ids into the fewest bits, sort them, or unpack them",
+          pack_indices};
 }
 
 }  // namespace kvcodec::cli

@@ -155,7 +155,7 @@ std::string prepare(Command& command) {
       "(train-transform). Texts of several kinds make a book that serves all of them. It says beforehand "
       "what it will take. Finished parts are kept in the folder BOOK.steps until the book is there: the same "
       "command goes on after an interruption.",
-      "kvcodec prepare data/demo-model --text data/text/pride-and-prejudice.txt -o book.h5\n"
+      "kvcodec prepare DIR --text data/text/pride-and-prejudice.txt -o book.h5\n"
       "kvcodec encode kv.h5 --codec transform --book book.h5 --bits 0.5 -o codes.h5");
   command.group("Input and output");
   command.input("MODEL", "model directory as Hugging Face lays it out, or a GGUF file", options.model);

@@ -47,8 +47,8 @@ std::string report(Command& command) {
       "and what noise costs in each layer, with tables, the full settings and the command lines. The page stands alone: it needs no "
       "network, no script and no other file. Tables and conclusion go to standard output as well.\n\n"
       "Settings whose labels differ only by a number at the end, as kivi-2 and kivi-4, are joined by a line.",
-      "kvcodec eval-model --model data/demo-model --text docs/ --codec kivi:label=kivi-2 --json >model.json\n"
-      "kvcodec eval-recon kv.h5 kivi-2.h5 --rate codes.h5 --attention --bound --json >recon.json\n"
+      "kvcodec eval-model --model DIR --text docs/ --codec kivi --json >model.json\n"
+      "kvcodec eval-recon kv.h5 kivi.h5 --rate codes.h5 --bound --json >recon.json\n"
       "kvcodec report model.json recon.json -o report.html\n"
       "kvcodec report model.json --table latex");
   command.group("Input and output");

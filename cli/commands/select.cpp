@@ -429,8 +429,8 @@ std::string select(Command& command) {
 }  // namespace
 
 CommandEntry select_command() {
-  return {CommandGroup::attend, 3, "select",
-          "choose the tokens that queries should attend to, and measure the choice", select};
+  return {CommandGroup::attend, 3, "select", "choose the tokens to attend to, and measure the choice",
+          select};
 }
 
 }  // namespace kvcodec::cli

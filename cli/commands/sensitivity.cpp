@@ -88,7 +88,7 @@ std::string sensitivity(Command& command) {
       "squared error. Rounding errors in keys cost the same before and after the rotary embedding. With "
       "--metric fisher the predictions are also differentiated by each key and value: the Fisher "
       "information, a matrix for each head, shows how much errors cost in each direction.",
-      "kvcodec sensitivity --model data/demo-model --text docs/ --max-documents 8 -o weights.h5");
+      "kvcodec sensitivity --model DIR --text docs/ --max-documents 8 -o weights.h5");
   command.group("What is run");
   const std::vector<OptionField> own = options.fields();
   command.option(own[0], "PATH");

@@ -83,7 +83,7 @@ std::string split_file(Command& command) {
       "PATTERN is the name of these files, with {} for a number from 1 on or for the name of a list. Rows and streams "
       "are copied as they are; cat of all parts has the documents of the first file again, bit for bit.",
       "kvcodec split corpus.h5 --parts 64 -o 'shard-{}.h5'\n"
-      "kvcodec split corpus.h5 --list train=@train.txt --list test=0-99 -o 'corpus-{}.h5'");
+      "kvcodec split kv.h5 --list train=@train.txt --list test=0-99 -o '{}.h5'");
   command.group("Input and output");
   command.input("FILE", "kv or codes file; - is standard input", options.input);
   options.output.declare(command, "files to write, with {} for what tells them apart");

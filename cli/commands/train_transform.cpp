@@ -376,8 +376,8 @@ std::string train_transform(Command& command) {
       "components. Keys are turned back before the rotary embedding, unless --rope says otherwise. Learn from "
       "100,000 tokens or more, of text like that to be compressed or of a mixture.",
       "kvcodec train-transform kv.h5 -o transform.h5\n"
-      "kvcodec train-transform kv.h5 --weights sensitivity.h5 --layer-group 10 -o transform.h5\n"
-      "kvcodec train-transform kv.h5 --predict-tokens 4 --model data/demo-model -o transform.h5");
+      "kvcodec train-transform kv.h5 --weights sensitivity.h5 -o transform.h5\n"
+      "kvcodec train-transform kv.h5 --predict-tokens 4 --model DIR -o transform.h5");
   command.group("Input and output");
   command.inputs("KV", "kv files of one model; one of them can be -, standard input", options.inputs);
   options.output.declare(command, "transform file to write");

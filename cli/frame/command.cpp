@@ -16,8 +16,8 @@
 namespace kvcodec::cli {
 namespace {
 
-// A page fits a terminal of 100 columns; the left column holds most option names with their value.
-constexpr size_t kPageWidth = 100;
+// A page fits a terminal of 80 columns; the left column holds most option names with their value.
+constexpr size_t kPageWidth = 80;
 constexpr size_t kLeftWidth = 28;
 
 /// Restricted Damerau-Levenshtein distance: insertions, deletions, replacements, swaps of neighbours.
@@ -307,11 +307,12 @@ void Command::parse() {
 void Command::show_help() const {
   HelpWanted wanted;
   std::string& page = wanted.page;
-  page = fmt::format("kvcodec {} - {}\n\nusage: kvcodec {} {}\n\n", name_, summary_, name_, synopsis_) +
-         wrapped(description_, kPageWidth, 0) + "\n";
+  page = fmt::format("kvcodec {} - {}\n\n{}\n\n{}\n", name_, summary_,
+                     wrapped(fmt::format("usage: kvcodec {} {}", name_, synopsis_), kPageWidth - 7, 7),
+                     wrapped(description_, kPageWidth, 0));
   for (const auto& [title, entries] : groups_) {
     if (entries.empty()) continue;
-    page += "\n" + title + "\n";
+    page += "\n" + wrapped(title, kPageWidth - 2, 2) + "\n";
     for (const auto& [left, text] : entries) {
       std::string line = "  " + left;
       if (line.size() + 2 > kLeftWidth) {
@@ -326,7 +327,7 @@ void Command::show_help() const {
   page += "\nExample\n";
   for (const std::string& line : split(example_, '\n')) page += "  " + line + "\n";
   page += fmt::format(
-      "\nExit status: 0 done, 1 failed while running, 2 usage, 3 bad input file, 4 device not available.\n"
+      "\nExit status: 0 done, 1 failed, 2 usage, 3 bad input, 4 device not available.\n"
       "The full manual: man kvcodec-{}\n",
       name_);
   throw wanted;

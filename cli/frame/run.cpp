@@ -10,6 +10,7 @@
 #include "cli/frame/common.hpp"
 #include "cli/frame/text.hpp"
 #include "kvcodec/version.hpp"
+#include "lib/codec/registry.hpp"
 
 namespace kvcodec::cli {
 namespace {
@@ -39,16 +40,16 @@ std::string overview() {
     page += fmt::format("  {:<{}}  {}\n", entry.name, widest, entry.summary);
   }
   page +=
-      "\nkvcodec help COMMAND (or kvcodec COMMAND --help) explains a command; kvcodec --version prints the "
-      "version;\n"
-      "kvcodec help --completion bash, zsh or fish prints the completion script of that shell.\n"
+      "\nkvcodec help COMMAND explains a command, kvcodec help CODEC a codec's options;\n"
+      "kvcodec help --completion bash, zsh or fish prints the completion script of\n"
+      "that shell, and kvcodec --version the version.\n"
       "Commands read and write HDF5 files and are chained by them:\n\n"
       "  kvcodec dump-kv --model DIR --text docs/ -o kv.h5\n"
       "  kvcodec train-dict kv.h5 --atoms 8192 --sparsity 64 -o dict.h5\n"
       "  kvcodec encode kv.h5 --codec sparse --book dict.h5 --sparsity 64 -o codes.h5\n"
       "  kvcodec decode codes.h5 --book dict.h5 -o recon.h5\n"
       "  kvcodec eval-recon kv.h5 recon.h5 --rate codes.h5\n\n"
-      "Exit status: 0 done, 1 failed while running, 2 usage, 3 bad input file, 4 device not available,\n"
+      "Exit status: 0 done, 1 failed, 2 usage, 3 bad input, 4 device not available,\n"
       "5 done but for damaged documents (--keep-going).\n"
       "The full manual: man kvcodec\n";
   return page;
@@ -75,6 +76,16 @@ std::string completion_for(const std::vector<std::string>& arguments) {
       pages.push_back({entry.name, entry.summary, wanted.entries});
     }
   return completion(arguments[1], pages);
+}
+
+/// What encode's page says of a codec.
+std::string codec_page(const CodecEntry& codec, const std::string& page) {
+  const size_t begin = page.find("\nCodec ");
+  const std::string own = begin == std::string::npos
+                              ? fmt::format("\nCodec {}: {}; no options", codec.name, codec.summary)
+                              : page.substr(begin, page.find("\n\n", begin) - begin);
+  return fmt::format("{}\n\nThe full manual: man kvcodec-{}\n", own.substr(1),
+                     codec.is_pair() ? "pairs" : codec.name);
 }
 
 /// The number of processes that mpirun (or another launcher that reports it in the environment) started; 1 if none did.
@@ -113,10 +124,12 @@ std::string run_words(std::vector<std::string> arguments, const Team& team, Prog
   const bool help = name == "help" || name == "--help" || name == "-h";
   if (help && arguments.empty()) return overview();
   if (help && arguments[0] == "--completion") return completion_for(arguments);
+  const CodecEntry* codec = help ? known_codec(arguments[0]) : nullptr;
   if (help) {  // kvcodec help COMMAND = kvcodec COMMAND --help
     name = arguments[0];
     arguments[0] = "--help";
   }
+  if (codec) arguments.insert(arguments.end(), {"--codec", std::exchange(name, "encode")});
   if (name.starts_with("-")) throw usage_error("{} stands before the command; options come after it", name);
   const CommandEntry& entry = find(name);
   run.context += " " + name;
@@ -127,7 +140,7 @@ std::string run_words(std::vector<std::string> arguments, const Team& team, Prog
     run.status = command.status();
     return result;
   } catch (const HelpWanted& wanted) {
-    return wanted.page;
+    return codec ? codec_page(*codec, wanted.page) : wanted.page;
   }
 }
 

@@ -40,14 +40,14 @@ struct Fp8Options final : Options {
   }
 };
 
-constexpr std::string_view kScales = "scales", kCodes = "codes";
+constexpr std::string_view kFp8Scales = "scales", kFp8Codes = "codes";
 
 /// Values per piece of parallel work.
 constexpr size_t kFp8PieceValues = 1 << 16;
 
-class ScaleSurvey final : public Survey {
+class Fp8Survey final : public Survey {
  public:
-  ScaleSurvey(const GroupShape& shape, DType storage, double headroom)
+  Fp8Survey(const GroupShape& shape, DType storage, double headroom)
       : head_dim_(shape.dims()),
         storage_(storage),
         headroom_(headroom),
@@ -74,7 +74,7 @@ class ScaleSurvey final : public Survey {
       scales.push_back(
           scale == 0 ? 1.0f : static_cast<float>(std::clamp<double>(scale, FLT_MIN, FLT_MAX / kLargestE4m3)));
     }
-    document.append_values<float>(kScales, scales);
+    document.append_values<float>(kFp8Scales, scales);
   }
 
  private:
@@ -85,11 +85,11 @@ class ScaleSurvey final : public Survey {
 };
 
 std::vector<float> read_scales(const GroupShape& shape, const StreamReader& document) {
-  auto scales = document.read<float>(kScales, 0, 1, shape.width() / shape.dims());
+  auto scales = document.read<float>(kFp8Scales, 0, 1, shape.width() / shape.dims());
   for (const float scale : scales)
     // Times 448 it is to stay a number.
     if (!(scale > 0 && scale <= FLT_MAX / kLargestE4m3))
-      throw bad_input("stream '{}': {} is not a scale", kScales, scale);
+      throw bad_input("stream '{}': {} is not a scale", kFp8Scales, scale);
   return scales;
 }
 
@@ -98,14 +98,14 @@ class Fp8View final : public DocumentView {
   Fp8View(const GroupShape& shape, const StreamReader& document) : DocumentView(shape, document) {}
 
  protected:
-  uint64_t take_in() override { return document().rows(kCodes); }
+  uint64_t take_in() override { return document().rows(kFp8Codes); }
 
   void decode_rows(uint64_t first, MatrixView<float> out) const override {
     const std::vector<float>& scales = scales_.get([&] { return read_scales(shape(), document()); });
-    const auto codes = document().read<uint8_t>(kCodes, first, out.rows(), out.cols());
+    const auto codes = document().read<uint8_t>(kFp8Codes, first, out.rows(), out.cols());
     const auto dims = shape().dims();
     parallel_each(out.rows(), std::max<size_t>(1, kFp8PieceValues / out.cols()), [&](size_t i) {
-      with_context([&] { return fmt::format("stream '{}', row {}", kCodes, first + i); },
+      with_context([&] { return fmt::format("stream '{}', row {}", kFp8Codes, first + i); },
                    [&] {
                      for (size_t head = 0; head < scales.size(); ++head)
                        dequantize_e4m3(std::span(codes).subspan(i * out.cols() + head * dims, dims),
@@ -127,8 +127,8 @@ class Fp8Codec final : public Codec {
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     const std::vector<uint64_t> row = row_shape_of(shape);
-    return {{std::string(kScales), DType::f32, {row.begin(), row.end() - 1}, Category::scales, 0, true},
-            {std::string(kCodes), DType::u8, row, Category::payload}};
+    return {{std::string(kFp8Scales), DType::f32, {row.begin(), row.end() - 1}, Category::scales, 0, true},
+            {std::string(kFp8Codes), DType::u8, row, Category::payload}};
   }
 
   /// 16-bit rows and codes.
@@ -136,7 +136,7 @@ class Fp8Codec final : public Codec {
 
   SurveyScope survey_scope(const GroupShape&) const override { return SurveyScope::file; }
   std::unique_ptr<Survey> survey(const GroupShape& shape) const override {
-    return std::make_unique<ScaleSurvey>(shape, storage_, options_.headroom);
+    return std::make_unique<Fp8Survey>(shape, storage_, options_.headroom);
   }
 
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
@@ -162,7 +162,7 @@ class Fp8Codec final : public Codec {
                    }
                    clipped_ += cut;
                  });
-    document.append_values<uint8_t>(kCodes, codes);
+    document.append_values<uint8_t>(kFp8Codes, codes);
   }
   uint64_t clipped() const override { return clipped_; }
 

@@ -55,11 +55,11 @@ struct Q4Options final : BitOptions {
   }
 };
 
-constexpr std::string_view kCodes = "codes", kScales = "scales", kExact = "exact";
-constexpr DType kScaleType = DType::f16;
+constexpr std::string_view kQ4Codes = "codes", kQ4Scales = "scales", kQ4Exact = "exact";
+constexpr DType kQ4ScaleType = DType::f16;
 
 /// Tokens per piece of parallel work.
-constexpr size_t kPieceTokens = 16;
+constexpr size_t kQ4PieceTokens = 16;
 
 struct Q4Form {
   DType storage;
@@ -81,7 +81,7 @@ struct Q4Form {
         ends(type, static_cast<uint64_t>(options.sink), options.window) {}
 
   /// True if codes and scales are smaller than the values.
-  bool pays() const { return head_bytes + head_scales * size_of(kScaleType) < dims * size_of(storage); }
+  bool pays() const { return head_bytes + head_scales * size_of(kQ4ScaleType) < dims * size_of(storage); }
 };
 
 class Q4View final : public DocumentView {
@@ -91,16 +91,16 @@ class Q4View final : public DocumentView {
 
  protected:
   uint64_t take_in() override {
-    if (!form_.pays()) return document().rows(kExact);
-    const uint64_t coded = document().rows(kCodes), scaled = document().rows(kScales);
+    if (!form_.pays()) return document().rows(kQ4Exact);
+    const uint64_t coded = document().rows(kQ4Codes), scaled = document().rows(kQ4Scales);
     if (coded != scaled)
-      throw bad_input("stream '{}' has {} rows; '{}' has {}", kScales, scaled, kCodes, coded);
+      throw bad_input("stream '{}' has {} rows; '{}' has {}", kQ4Scales, scaled, kQ4Codes, coded);
     return form_.has_ends ? form_.ends.tokens(document(), coded) : coded;
   }
   void decode_rows(uint64_t first, MatrixView<float> out) const override {
-    if (!form_.pays()) return read_exact(kExact, form_.storage, document(), first, out);
+    if (!form_.pays()) return read_exact(kQ4Exact, form_.storage, document(), first, out);
     if (!form_.has_ends) return decode_quantized(first, out);
-    form_.ends.decode(document(), document().rows(kCodes), first, out,
+    form_.ends.decode(document(), document().rows(kQ4Codes), first, out,
                       [&](uint64_t at, MatrixView<float> rows) { decode_quantized(at, rows); });
   }
 
@@ -108,17 +108,17 @@ class Q4View final : public DocumentView {
   /// Tokens [first, first + out.rows()) of those that are quantized.
   void decode_quantized(uint64_t first, MatrixView<float> out) const {
     const size_t heads = shape().width() / form_.dims;
-    const auto packed = document().read<uint8_t>(kCodes, first, out.rows(), heads * form_.head_bytes);
-    const auto stored = document().read<uint16_t>(kScales, first, out.rows(), heads * form_.head_scales);
-    parallel_for(out.rows(), kPieceTokens, [&](size_t begin, size_t end, int) {
+    const auto packed = document().read<uint8_t>(kQ4Codes, first, out.rows(), heads * form_.head_bytes);
+    const auto stored = document().read<uint16_t>(kQ4Scales, first, out.rows(), heads * form_.head_scales);
+    parallel_for(out.rows(), kQ4PieceTokens, [&](size_t begin, size_t end, int) {
       Matrix<float> scales(heads, form_.head_scales);
       Matrix<uint8_t> codes(heads, form_.dims);
       for (size_t i = begin; i < end; ++i) {
-        widen(kScaleType, std::span(stored).subspan(i * scales.size(), scales.size()),
+        widen(kQ4ScaleType, std::span(stored).subspan(i * scales.size(), scales.size()),
               {scales.data(), scales.size()});
         for (const float scale : std::span<const float>(scales.data(), scales.size()))
           if (!std::isfinite(scale))
-            throw bad_input("stream '{}', row {}: {} is not finite", kScales, first + i, scale);
+            throw bad_input("stream '{}', row {}: {} is not finite", kQ4Scales, first + i, scale);
         for (size_t head = 0; head < heads; ++head)
           unpack_bits(std::span(packed).subspan((i * heads + head) * form_.head_bytes, form_.head_bytes), 0,
                       form_.bits, 0, codes.row(head));
@@ -142,11 +142,11 @@ class Q4Codec final : public Codec {
 
   std::vector<StreamSpec> streams(const GroupShape& shape) const override {
     const Q4Form form = form_of(shape);
-    if (!form.pays()) return {exact_stream(kExact, shape, storage_)};
+    if (!form.pays()) return {exact_stream(kQ4Exact, shape, storage_)};
     const uint64_t heads = shape.all_heads();
     std::vector<StreamSpec> specs{
-        {std::string(kCodes), DType::u8, {heads, form.head_bytes}, Category::payload},
-        {std::string(kScales), kScaleType, {heads, form.head_scales}, Category::scales}};
+        {std::string(kQ4Codes), DType::u8, {heads, form.head_bytes}, Category::payload},
+        {std::string(kQ4Scales), kQ4ScaleType, {heads, form.head_scales}, Category::scales}};
     if (form.has_ends) {
       specs.push_back(form.ends.sink_stream(shape));
       specs.push_back(form.ends.tail_stream(shape));
@@ -160,12 +160,12 @@ class Q4Codec final : public Codec {
   void append(const GroupShape& shape, MatrixView<const float> rows, StreamStore& document) const override {
     check_width(shape, rows.cols());
     const Q4Form form = form_of(shape);
-    if (!form.pays()) return document.append_values<uint16_t>(kExact, to_storage(form.storage, rows));
+    if (!form.pays()) return document.append_values<uint16_t>(kQ4Exact, to_storage(form.storage, rows));
     const auto quantize_halves = [&](std::span<const uint16_t> halves) {
       quantize(shape, form, halves, document);
     };
     if (!form.has_ends) return quantize_halves(to_storage(form.storage, rows));
-    form.ends.append(rows, form.ends.tokens(document, document.rows(kCodes)), document, quantize_halves);
+    form.ends.append(rows, form.ends.tokens(document, document.rows(kQ4Codes)), document, quantize_halves);
   }
 
  protected:
@@ -185,7 +185,7 @@ class Q4Codec final : public Codec {
     const size_t tokens = halves.size() / shape.width();
     std::vector<uint8_t> packed(tokens * heads * form.head_bytes);
     std::vector<uint16_t> stored(tokens * heads * form.head_scales);
-    parallel_for(tokens, kPieceTokens, [&](size_t begin, size_t end, int) {
+    parallel_for(tokens, kQ4PieceTokens, [&](size_t begin, size_t end, int) {
       Matrix<float> values(heads, form.dims), scales(heads, form.head_scales);
       Matrix<uint8_t> codes(heads, form.dims);
       for (size_t i = begin; i < end; ++i) {
@@ -193,16 +193,16 @@ class Q4Codec final : public Codec {
         widen(form.storage, std::span(halves).subspan(i * values.size(), values.size()), all);
         if (form.rotation == Rotation::hadamard) hadamard(all, power_of_two_in(form.dims));
         with_context([&] { return fmt::format("row {}", i); },
-                     [&] { quantize_symmetric(values, form.group, form.bits, kScaleType, scales, codes); });
-        narrow(kScaleType, {scales.data(), scales.size()},
+                     [&] { quantize_symmetric(values, form.group, form.bits, kQ4ScaleType, scales, codes); });
+        narrow(kQ4ScaleType, {scales.data(), scales.size()},
                std::span(stored).subspan(i * scales.size(), scales.size()));
         for (size_t head = 0; head < heads; ++head)
           pack_bits(std::as_const(codes).row(head), form.bits, 0,
                     std::span(packed).subspan((i * heads + head) * form.head_bytes, form.head_bytes));
       }
     });
-    document.append_values<uint8_t>(kCodes, packed);
-    document.append_values<uint16_t>(kScales, stored);
+    document.append_values<uint8_t>(kQ4Codes, packed);
+    document.append_values<uint16_t>(kQ4Scales, stored);
   }
 
   Q4Options options_;

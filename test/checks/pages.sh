@@ -117,7 +117,7 @@ check_codec() {
     echo "test/formats/independent_reader.py: DECODERS lacks $codec"  # only its program decodes codes of exec
   if [[ ! -f $root/$page ]]; then echo "$codec: there is no $page"; return; fi
   grep -qx "\.Nm kvcodec-$codec" "$root/$page" || echo "$page: does not name kvcodec-$codec"
-  summary=$(codec_help "$program" "$codec" | sed -n "s/^Codec $codec: //p")
+  summary=$(codec_help "$program" "$codec" | sed '/^  -/,$d' | tr -s '\n ' '  ' | sed -n "s/^Codec $codec: \(.*\) $/\1/p")
   [[ -z $summary ]] || grep -qxF ".Nd $summary" "$root/$page" || echo "$page: its description is not '$summary'"
   codec_help "$program" "$codec" | compare "$root" "$page"
   if "$program" encode --help --codec "$codec" --preset paper >/dev/null 2>&1; then

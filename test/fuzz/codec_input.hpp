@@ -12,6 +12,7 @@
 #include "lib/rvq/codec/book.hpp"
 #include "lib/sparse/codec/book.hpp"
 #include "test/fuzz/fuzz.hpp"
+#include "test/name_number.hpp"
 #include "test/transform_books.hpp"
 
 namespace kvcodec::fuzz {
@@ -111,14 +112,25 @@ inline std::vector<uint32_t> choose_ids(const Codec& codec, Bytes& input) {
   return ids;
 }
 
-/// The codec that the input chooses, with options set from it as far as they are valid; `book` has to outlive
-/// it. Codecs that need a book come behind those that need none.
+/// The codec whose name has the input's number, or else one that both determine. An input of the corpus has the number of its codec,
+/// and so keeps it whatever codecs come. Of those that need a book, the ones that choose_book knows.
+inline const CodecEntry& choose_entry(Bytes& input) {
+  const uint32_t number = input.below(1 << 16);
+  const CodecEntry* chosen = nullptr;
+  uint32_t most = 0;
+  for (const CodecEntry& entry : codecs()) {
+    const std::string_view name = entry.name;
+    if (entry.capabilities.needs_book && name != "rvq" && name != "sparse" && name != "transform") continue;
+    const uint32_t difference = test::number_of(name) ^ number;
+    const uint32_t weight = difference % (1 << 16) == 0 ? UINT32_MAX : difference * 2654435761u;
+    if (!chosen || weight > most) chosen = &entry, most = weight;
+  }
+  return *chosen;
+}
+
+/// The codec that the input chooses, with options set from it as far as they are valid; `book` has to outlive it.
 inline std::unique_ptr<Codec> choose_codec(Bytes& input, CodecContext& context, Book& book) {
-  std::vector<const CodecEntry*> choices;
-  for (const CodecEntry& entry : codecs())
-    if (!entry.capabilities.needs_book) choices.push_back(&entry);
-  for (const char* name : {"rvq", "sparse", "transform"}) choices.push_back(&find_codec(name));
-  const CodecEntry& entry = *choices[input.byte() % choices.size()];
+  const CodecEntry& entry = choose_entry(input);
   const uint8_t byte = input.byte();
   context = {.num_layers = 1,
              .heads = 1 + byte % 3,

@@ -10,6 +10,7 @@
 #include "lib/codec/registry.hpp"
 #include "lib/core/bits.hpp"
 #include "lib/core/half.hpp"
+#include "test/name_number.hpp"
 #include "test/test.hpp"
 #include "test/transform_books.hpp"
 
@@ -153,12 +154,10 @@ uint64_t stored_bits(const Encoded& encoded) {
 }
 
 void for_each_case(const std::function<void(const CodecCase&, Rng&)>& body, size_t sanitized_step) {
-  uint64_t seed = 100;
   std::map<std::string_view, size_t> seen;  // rows of each codec
   for (const CodecCase& row : codec_table()) {
     CAPTURE(row.label);
-    CAPTURE(seed);
-    Rng rng(seed++);
+    Rng rng(number_of(row.label));
     if (kSanitized && seen[row.codec]++ % sanitized_step != 0) continue;
     body(row, rng);
   }

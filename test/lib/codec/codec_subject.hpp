@@ -56,8 +56,8 @@ bool same_streams(const Encoded& a, const Encoded& b);
 /// with the tokens.
 uint64_t stored_bits(const Encoded& encoded);
 
-/// Calls body for each row of the table, with random numbers of its own; under sanitizers for the first one of each codec and every
-/// `sanitized_step`-th of its others.
+/// Calls body for each row of the table, with random numbers that follow from its label; under sanitizers for the first one of each
+/// codec and every `sanitized_step`-th of its others.
 void for_each_case(const std::function<void(const CodecCase&, Rng&)>& body, size_t sanitized_step = 1);
 
 /// The kind of the error when everything is decoded; std::nullopt if it succeeds.

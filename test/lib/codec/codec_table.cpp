@@ -121,6 +121,9 @@ RvqBook random_rvq_book(const RvqSettings& settings, const CodecContext& context
 
 namespace {
 
+/// Of the documents that are held against a row's `block_bits`.
+constexpr int64_t kMostTokens = 500;
+
 /// The row's options on top of the form of the codec's paper, or else of the defaults.
 std::unique_ptr<Options> options_of(const CodecCase& row) {
   const CodecEntry& entry = find_codec(row.codec);
@@ -259,8 +262,8 @@ CodecCase kivi_case(int64_t bits, int64_t group, int64_t value_group, int64_t wi
 
 /// The change of a coefficient by rounding to a type, in a code with that largest coefficient.
 double coefficient_rounding(const std::string& type, double coefficient, double largest) {
-  // Scales are at most an eighth larger than the smallest sufficient one.
-  if (type == "i8") return largest * 1.125 / 254;
+  // Scales are at most an eighth larger than the smallest sufficient one, and 2^-20 at least.
+  if (type == "i8") return std::max(largest * 1.125 / 127, 0x1p-20) / 2;
   return std::abs(coefficient) * 0x1p-10;
 }
 
@@ -693,9 +696,10 @@ void check_transform(const TransformSettings& settings, MatrixView<const float> 
     }
     // Weights are 1 at least, so errors of values are no larger than those of components.
     const double finer = by_itself ? TransformBookOptions().first_finer : 1;
+    // Gains that are fitted to the file move a component by more than half a step, which only others make up for.
+    const double components = static_cast<double>(std::max<size_t>(width, 8));
     const double bound =
-        std::sqrt(static_cast<double>(width)) * static_cast<double>(settings.step) / finer / 2 +
-        1e-5 * std::sqrt(energy);
+        std::sqrt(components) * static_cast<double>(settings.step) / finer / 2 + 1e-5 * std::sqrt(energy);
     wrong += exact ? error != 0 : !(std::sqrt(error) <= bound);
   }
   CHECK_EQ(wrong, 0);
@@ -717,8 +721,9 @@ CodecCase transform_case(const TransformSettings& settings) {
       .make_book = [=](const CodecContext& context,
                        Rng& rng) { return to_book(random_transform_book(settings, context, rng)); },
       .flags = 1,
-      .block_bits =
-          settings.first_tokens ? 2 * 256.0 : 0};  // the states that a first token's block begins with
+      // The states that a block begins with, of a first token's two, and two numbers of 32 bits.
+      .block_bits = (256 + 64.0) * static_cast<double>(kMostTokens / settings.block + 1) +
+                    (settings.first_tokens ? 2 * 256.0 : 0)};
 }
 
 // exec
@@ -788,7 +793,7 @@ CodecCase exec_case(int64_t block) {
             book.program = [](const std::string&, int64_t) { return std::make_unique<Int8Program>(); };
             return book;
           },
-      .block_bits = 64 * 128.0};
+      .block_bits = 128.0 * static_cast<double>(kMostTokens / block + 1)};
 }
 
 // pairs

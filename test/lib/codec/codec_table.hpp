@@ -1,5 +1,5 @@
 // The codecs that codec_test.cpp checks against the promises of the Codec interface: one row per codec and set of options that
-// deserves a separate test. A new codec adds its rows in codec_table() and, if it needs them, a book and an error bound.
+// deserves a separate test. A new codec adds its rows in codec_table(), at any place, and, if it needs them, a book and an error bound.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,7 @@
 namespace kvcodec::test {
 
 struct CodecCase {
-  std::string label;  ///< for messages: codec and options
+  std::string label;  ///< codec and options; what is drawn at random for the row follows from it
   std::string codec;
   std::vector<std::pair<std::string, Scalar>>
       options;  ///< beside the form of the codec's paper, or else the defaults
