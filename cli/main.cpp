@@ -1,8 +1,6 @@
 // kvcodec: the parts that all commands share: help, errors, exit codes.
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>

@@ -107,12 +107,6 @@ std::vector<OptionField> SelectionOptions::step_fields() {
   return all;
 }
 
-void SelectionOptions::check() const {
-  if (budget > 0 && ratio > 0) throw usage_error("--budget and --ratio exclude each other");
-  if (mass > 0 && share != Share::weight && share != Share::each)
-    throw usage_error("--budget-mass needs --share weight or each, not {}", share);
-}
-
 SelectionRule SelectionOptions::rule(int layers) const {
   SelectionRule rule{.by = by,
                      .budget = static_cast<uint64_t>(budget),
@@ -279,12 +273,6 @@ OptionField preset_field(Preset& preset) {
           &preset};
 }
 
-std::unique_ptr<Options> options_from(const CodecEntry& entry, Preset preset) {
-  auto options = entry.make_options();
-  if (preset == Preset::paper) take_paper_form(entry, *options);
-  return options;
-}
-
 Preset preset_in(const std::string& word, Preset otherwise) {
   Preset preset = otherwise;
   const OptionField field = preset_field(preset);
@@ -323,11 +311,6 @@ void set_keys(const std::string& word, const std::string& codec, const std::vect
 
 CodecSpec parse_codec_spec(const std::string& text, const GivenFields& selection, DType dtype) {
   return with_context(fmt::format("--codec {}", text), [&] { return parse(text, selection, dtype); });
-}
-
-void SpecCodecs::check_model(const std::string& named, ModelFiles& files) const {
-  for (const auto& [file, model] : models_)
-    if (!model.weights().empty()) check_same_weights(file, model, named, model_info(named, files, false));
 }
 
 const Codec& SpecCodecs::make(const CodecSpec& spec, CodecContext context, uint64_t& book_bytes) {

@@ -70,7 +70,11 @@ struct SelectionOptions final : Options {
   std::vector<OptionField> fields() override;
   /// The fields for a model that continues: `by` is called `select`, and may be all; and those of clusters.
   std::vector<OptionField> step_fields();
-  void check() const override;
+  void check() const override {
+    if (budget > 0 && ratio > 0) throw usage_error("--budget and --ratio exclude each other");
+    if (mass > 0 && share != Share::weight && share != Share::each)
+      throw usage_error("--budget-mass needs --share weight or each, not {}", share);
+  }
 
   /// The rule for a model with that many layers. Throws Error(usage) for dense layers that are not a list, or not in the model.
   SelectionRule rule(int layers) const;
@@ -87,7 +91,11 @@ constexpr auto names_of(Preset) { return std::to_array<std::string_view>({"defau
 OptionField preset_field(Preset& preset);
 
 /// A codec's options with that preset. Throws Error(usage) for a codec that follows no paper.
-std::unique_ptr<Options> options_from(const CodecEntry& entry, Preset preset);
+inline std::unique_ptr<Options> options_from(const CodecEntry& entry, Preset preset) {
+  auto options = entry.make_options();
+  if (preset == Preset::paper) take_paper_form(entry, *options);
+  return options;
+}
 
 /// The preset that a word names after its colon; `otherwise` if it names none. Throws Error(usage) for an invalid one.
 Preset preset_in(const std::string& word, Preset otherwise = Preset::best);
@@ -132,7 +140,10 @@ class SpecCodecs {
   /// The codec; it lives as long as this object. book_bytes becomes the size of its book. Throws like encode.
   const Codec& make(const CodecSpec& spec, CodecContext context, uint64_t& book_bytes);
   /// Throws Error(bad_input) for books and sensitivities of a model with other weights. named: the model.
-  void check_model(const std::string& named, ModelFiles& files) const;
+  void check_model(const std::string& named, ModelFiles& files) const {
+    for (const auto& [file, model] : models_)
+      if (!model.weights().empty()) check_same_weights(file, model, named, model_info(named, files, false));
+  }
 
  private:
   std::map<std::string, BookFile> books_;  // by file

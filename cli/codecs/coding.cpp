@@ -17,12 +17,6 @@ const CodecEntry& codec_entry(const CodesReader& codes) {
                   codes.info().codec);
 }
 
-void check_same_book(const std::string& name, const BookFile& book, const CodesReader& codes) {
-  if (book.digest != codes.info().book_digest)
-    throw bad_input("{}: the digest of this {} is {}; {} was made with {}", name, book.type.type, book.digest,
-                    codes.name(), codes.info().book_digest);
-}
-
 CodecOfFile::CodecOfFile(const CodesReader& codes, const std::string& book_file, Engine* engine)
     : entry_(codec_entry(codes)) {
   const CodesInfo& info = codes.info();
@@ -46,11 +40,6 @@ CodecOfFile::CodecOfFile(const CodesReader& codes, const std::string& book_file,
   codes.check_streams(*codec_);
 }
 
-bool CodecOfFile::multiplies(Side side) const {
-  return entry_.of(side).capabilities.multiplies &&
-         (side == Side::value || rope_in(codec_->parameters()) == RopeChoice::keep);
-}
-
 CodecContext context_of(const ModelInfo& model, DType storage, const Book* book) {
   return {.num_layers = model.num_layers,
           .heads = model.num_kv_heads,
@@ -69,23 +58,6 @@ Engine* engine_for(const CodecEntry& entry, Engine* engine) {
     return nullptr;
   }
   return engine;
-}
-
-Engine* coding_engine(const CodecEntry& entry, DeviceChoice choice, Engine* engine) {
-  return choice == DeviceChoice::automatic && !entry.capabilities.device_pays ? nullptr
-                                                                              : engine_for(entry, engine);
-}
-Engine* coding_engine(const CodecEntry& entry, const CommonOptions& options) {
-  return coding_engine(entry, options.device, options.engine());
-}
-
-bool has_side(const CodesInfo& info, int first_layer, Side side) {
-  return std::ranges::count(info.sides(first_layer), side) > 0;
-}
-
-void check_token_ids(const KvReader& kv, const Codec& codec) {
-  if (codec.predicts_from() > 0 && !kv.has_tokens())
-    throw bad_input("{}: it has no token ids, and the book predicts keys and values from them", kv.name());
 }
 
 TokenQueries queries_of(const KvReader::Queries& all, uint64_t first, uint64_t count) {
@@ -204,10 +176,6 @@ void decode_all(const CodesReader& codes, const Codec& codec, uint64_t budget,
       }
 }
 
-std::string dataset_name(Side side, int first_layer) {
-  return fmt::format("/layers/{}/{}", first_layer, name_of(side));
-}
-
 // Sensitivities -------------------------------------------------------------------------------------
 
 double Weights::cost(Side side, int layer) const {
@@ -220,13 +188,6 @@ double Weights::cost(Side side, int layer) const {
     throw bad_input("{}: layer {} costs {} nats for a unit of noise on its {}s; it must be more than 0", name,
                     layer, nats, side);
   return nats;
-}
-
-LayerWeights Weights::by_layer() const {
-  std::vector<std::array<double, 2>> costs(as_size(file.info.model.num_layers));
-  for (size_t layer = 0; layer < costs.size(); ++layer)
-    costs[layer] = {cost(Side::key, static_cast<int>(layer)), cost(Side::value, static_cast<int>(layer))};
-  return LayerWeights(costs);
 }
 
 Weights read_weights(const std::string& name, const CodecContext& context) {

@@ -1,11 +1,9 @@
 // Shared by encode and decode: books, codecs from files, whole layer groups, weights of errors.
 #pragma once
 
-#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -25,7 +23,11 @@ namespace kvcodec::cli {
 const CodecEntry& codec_entry(const CodesReader& codes);
 
 /// Throws Error(bad_input) unless the codes were made with that book. name: its file.
-void check_same_book(const std::string& name, const BookFile& book, const CodesReader& codes);
+inline void check_same_book(const std::string& name, const BookFile& book, const CodesReader& codes) {
+  if (book.digest != codes.info().book_digest)
+    throw bad_input("{}: the digest of this {} is {}; {} was made with {}", name, book.type.type, book.digest,
+                    codes.name(), codes.info().book_digest);
+}
 
 /// The codec of a codes file, ready to decode or to append, with the book it needs.
 class CodecOfFile {
@@ -38,7 +40,10 @@ class CodecOfFile {
   const Codec& codec() const { return *codec_; }
   const CodecEntry& entry() const { return entry_; }
   /// True if the products with keys, or values, use their stored form; keys that were turned back do not allow this.
-  bool multiplies(Side side) const;
+  bool multiplies(Side side) const {
+    return entry_.of(side).capabilities.multiplies &&
+           (side == Side::value || rope_in(codec_->parameters()) == RopeChoice::keep);
+  }
   bool multiplies() const { return multiplies(Side::key) && multiplies(Side::value); }
   /// History of the file named with --book; empty otherwise.
   const std::vector<std::string>& book_history() const { return book_history_; }
@@ -59,14 +64,24 @@ Engine* engine_for(const CodecEntry& entry, Engine* engine);
 
 /// The same for encoding or decoding whole documents: with --device auto, nullptr without a note for a codec that is faster on the
 /// CPU.
-Engine* coding_engine(const CodecEntry& entry, DeviceChoice choice, Engine* engine);
-Engine* coding_engine(const CodecEntry& entry, const CommonOptions& options);
+inline Engine* coding_engine(const CodecEntry& entry, DeviceChoice choice, Engine* engine) {
+  return choice == DeviceChoice::automatic && !entry.capabilities.device_pays ? nullptr
+                                                                              : engine_for(entry, engine);
+}
+inline Engine* coding_engine(const CodecEntry& entry, const CommonOptions& options) {
+  return coding_engine(entry, options.device, options.engine());
+}
 
 /// True if the codes have streams of that side in the group that begins at that layer.
-bool has_side(const CodesInfo& info, int first_layer, Side side);
+inline bool has_side(const CodesInfo& info, int first_layer, Side side) {
+  return std::ranges::count(info.sides(first_layer), side) > 0;
+}
 
 /// Throws Error(bad_input) for a cache without the token ids that the codec predicts from.
-void check_token_ids(const KvReader& kv, const Codec& codec);
+inline void check_token_ids(const KvReader& kv, const Codec& codec) {
+  if (codec.predicts_from() > 0 && !kv.has_tokens())
+    throw bad_input("{}: it has no token ids, and the book predicts keys and values from them", kv.name());
+}
 
 /// Stored queries of some tokens.
 struct TokenQueries {
@@ -130,7 +145,9 @@ void decode_all(const CodesReader& codes, const Codec& codec, uint64_t budget,
                 const std::function<void(double done)>& progress);
 
 /// "/layers/3/key", the form in files and messages.
-std::string dataset_name(Side side, int first_layer);
+inline std::string dataset_name(Side side, int first_layer) {
+  return fmt::format("/layers/{}/{}", first_layer, name_of(side));
+}
 
 /// Runs body(); adds file and dataset to an Error that leaves it, unless its message has them already, as those of readers do.
 template <class Body>
@@ -152,7 +169,12 @@ struct Weights {
 
   /// The cost of a unit of error energy there, in nats. Throws Error(bad_input) if it is not positive.
   double cost(Side side, int layer) const;
-  LayerWeights by_layer() const;
+  LayerWeights by_layer() const {
+    std::vector<std::array<double, 2>> costs(as_size(file.info.model.num_layers));
+    for (size_t layer = 0; layer < costs.size(); ++layer)
+      costs[layer] = {cost(Side::key, static_cast<int>(layer)), cost(Side::value, static_cast<int>(layer))};
+    return LayerWeights(costs);
+  }
 };
 
 /// Throws Error(bad_input) unless the file is of a model of that shape, and with the same weights if both are known. cache: the

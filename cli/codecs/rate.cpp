@@ -9,23 +9,22 @@
 #include "lib/entropy/histogram.hpp"
 
 namespace kvcodec::cli {
-namespace {
 
-std::string bits_text(double bits) { return fmt::format("{:.4f}", bits); }
+static std::string bits_text(double bits) { return fmt::format("{:.4f}", bits); }
 
 /// A share in percent, without the sign; 0 if the whole is 0.
-std::string percent(uint64_t part, uint64_t whole) {
+static std::string percent(uint64_t part, uint64_t whole) {
   return fmt::format("{:.2f}",
                      100 * static_cast<double>(part) / static_cast<double>(std::max<uint64_t>(whole, 1)));
 }
 
 /// Number of values of one side of a group.
-uint64_t values_of(const CodesInfo& info, Side side, int group) {
+static uint64_t values_of(const CodesInfo& info, Side side, int group) {
   return info.documents.held(group) * info.shape(group, side).width();
 }
 
 /// Bytes of some kinds of streams, from the lines of a ledger.
-uint64_t bytes_of(const std::vector<RateLine>& lines, std::initializer_list<Category> categories) {
+static uint64_t bytes_of(const std::vector<RateLine>& lines, std::initializer_list<Category> categories) {
   uint64_t bytes = 0;
   for (const Category category : categories)
     for (const RateLine& line : lines)
@@ -35,7 +34,7 @@ uint64_t bytes_of(const std::vector<RateLine>& lines, std::initializer_list<Cate
 
 /// Number of exact values that belong to no token. Codecs get copies instead of first tokens, and keep them at 16 bits while they keep
 /// the tokens after them so (lib/codec/outer_codecs.hpp): if a document has more exact rows than tokens, the surplus are copies.
-uint64_t surplus_values(const CodesReader& codes, Side side, int group) {
+static uint64_t surplus_values(const CodesReader& codes, Side side, int group) {
   const CodesInfo& info = codes.info();
   const uint64_t width = info.shape(group, side).width();
   std::vector<std::string> exact;
@@ -58,7 +57,8 @@ uint64_t surplus_values(const CodesReader& codes, Side side, int group) {
 }
 
 /// Adds the symbols of one side of a group for all documents together, because they share a book.
-void add_symbols(const Codec& codec, const CodesReader& codes, Side side, int group, SideLedger& ledger) {
+static void add_symbols(const Codec& codec, const CodesReader& codes, Side side, int group,
+                        SideLedger& ledger) {
   const GroupShape shape = codes.info().shape(group, side);
   std::vector<uint64_t> total;
   at_dataset(codes.name(), side, group, [&] {
@@ -72,8 +72,6 @@ void add_symbols(const Codec& codec, const CodesReader& codes, Side side, int gr
   for (const uint64_t count : total) ledger.symbols += count;
   ledger.symbol_bits += entropy_bits(total);
 }
-
-}  // namespace
 
 FileRate rate_of(const CodesReader& codes) {
   const Ledger stored = codes.ledger();
@@ -169,11 +167,6 @@ std::optional<double> SideRates::saved_by_ids() const {
   return kvcodec::saved_by_ids(coded, ids);
 }
 
-std::string plural(Side side) {
-  constexpr const char* kPlurals[] = {"keys", "values", "keys and values"};
-  return kPlurals[static_cast<size_t>(side)];
-}
-
 std::string side_table(const SideRates& rates) {
   MeasureTable table("stored");
   const auto row = [&](const std::string& name, const auto& bits, const auto& share) {
@@ -242,11 +235,6 @@ std::string rate_remark(const FileRate& rate) {
          fmt::format(
              ": tokens kept exactly take {:.2f}, tables {:.2f}, ids of tokens and the file format {:.2f}",
              bits(exact), bits(bytes_of(lines, {Category::tables})), rate.rate.bits_per_value - streams);
-}
-
-std::string break_even_text(const FileRate& rate) {
-  if (rate.ledger.book_bytes == 0) return "-";
-  return rate.rate.break_even_tokens ? grouped(*rate.rate.break_even_tokens) : "never";
 }
 
 std::string ledger_table(const FileRate& rate) {

@@ -57,13 +57,19 @@ SideRates side_rates_of(const CodesReader& codes);
 std::string rate_remark(const FileRate& rate);
 
 /// "1,234", "never" or "-" (no book).
-std::string break_even_text(const FileRate& rate);
+inline std::string break_even_text(const FileRate& rate) {
+  if (rate.ledger.book_bytes == 0) return "-";
+  return rate.rate.break_even_tokens ? grouped(*rate.rate.break_even_tokens) : "never";
+}
 
 /// The ledger, a line for each kind of bits, with bits per value and share of the file.
 std::string ledger_table(const FileRate& rate);
 
 /// "keys", "values", "keys and values".
-std::string plural(Side side);
+inline std::string plural(Side side) {
+  constexpr const char* kPlurals[] = {"keys", "values", "keys and values"};
+  return kPlurals[static_cast<size_t>(side)];
+}
 
 /// For each side: the entropy of the symbols, and a line for each kind of bits.
 std::string side_table(const SideRates& rates);

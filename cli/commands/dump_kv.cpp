@@ -518,11 +518,11 @@ Pieces write_in_pieces(Dump& dump, OutputFile& output) {
   uint64_t of_token = 0;
   for (const int layer : dump.layers)
     of_token += dump.info.layer_shape(layer).width() * size_of(options.dtype);
-  std::vector<uint64_t> bytes;
-  for (const Batch& batch : dump.batches) bytes.push_back(batch.tokens * of_token);
-  std::vector<Piece> wanted;
-  for (const WorkRange& range : cut_work(bytes, options.resume.piece_bytes()))
-    wanted.push_back({range, dump.documents_of(range)});
+  const auto bytes =
+      mapped<uint64_t>(dump.batches, [&](const Batch& batch) { return batch.tokens * of_token; });
+  auto wanted = mapped<Piece>(cut_work(bytes, options.resume.piece_bytes()), [&](const WorkRange& range) {
+    return Piece{range, dump.documents_of(range)};
+  });
   Pieces pieces(dump.command, options.common, options.output, inputs_of(options), dump.info,
                 std::move(wanted));
   pieces.write([&](const WorkRange& range, OutputFile& piece) { write_batches(dump, range, piece); },

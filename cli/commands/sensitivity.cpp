@@ -1,7 +1,6 @@
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/common.hpp"
 #include "cli/inputs/model_runner.hpp"
-#include "lib/engine/engine.hpp"
 
 namespace kvcodec::cli {
 namespace {

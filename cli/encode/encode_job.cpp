@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "lib/core/error.hpp"

@@ -14,14 +14,13 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
-namespace {
 
 // A page fits a terminal of 80 columns; the left column holds most option names with their value.
 constexpr size_t kPageWidth = 80;
 constexpr size_t kLeftWidth = 28;
 
 /// Restricted Damerau-Levenshtein distance: insertions, deletions, replacements, swaps of neighbours.
-size_t edit_distance(std::string_view a, std::string_view b) {
+static size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<size_t>> of(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i)
     for (size_t j = 0; j <= b.size(); ++j) {
@@ -35,18 +34,18 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 template <class Number>
-Number number_from(const std::string& option, const std::string& text, const char* what) {
+static Number number_from(const std::string& option, const std::string& text, const char* what) {
   if (const auto number = number_in<Number>(text)) return *number;
   throw usage_error("{} is '{}'; it must be {}", option, text, what);
 }
 
 /// A limit, without a decimal point if it is whole.
-std::string plain(double number) {
+static std::string plain(double number) {
   return number == std::floor(number) && std::fabs(number) < 1e15 ? fmt::format("{:.0f}", number)
                                                                   : fmt::format("{}", number);
 }
 
-std::string value_word(const OptionField& field) {
+static std::string value_word(const OptionField& field) {
   if (const auto choices = choices_of(field); !choices.empty())
     return fmt::format("{}", fmt::join(choices, "|"));
   if (std::holds_alternative<int64_t*>(field.target)) return "N";
@@ -59,7 +58,7 @@ constexpr double kPracticallyUnlimited = 1e9;
 
 /// " (1 to 8, default 2)": the allowed values and the default. Empty for flags; without the default if the help text already has
 /// it.
-std::string limits_note(const OptionField& field) {
+static std::string limits_note(const OptionField& field) {
   if (std::holds_alternative<bool*>(field.target) || field.help.find("default") != std::string::npos)
     return "";
   std::vector<std::string> notes;
@@ -74,8 +73,6 @@ std::string limits_note(const OptionField& field) {
   if (!value.empty()) notes.push_back("default " + value);
   return notes.empty() ? "" : fmt::format(" ({})", fmt::join(notes, ", "));
 }
-
-}  // namespace
 
 std::string shell_quoted(const std::string& word) {
   constexpr std::string_view kPlain =
@@ -165,11 +162,6 @@ Command::Command(std::string name, std::string summary, std::vector<std::string>
 
 Command::~Command() = default;
 
-Command::Group& Command::current_group() {
-  if (groups_.empty()) group("Arguments");
-  return groups_.back();
-}
-
 void Command::input(const std::string& name, const std::string& help, std::string& target) {
   parser_->app.add_option(name, target);
   current_group().entries.push_back({name, help});
@@ -208,18 +200,6 @@ void Command::repeated(const std::string& name, const std::string& help, std::ve
   current_group().entries.push_back({fmt::format("{} {}{}", bound.name, value, greedy ? " ..." : ""), help});
 }
 
-void Command::options(const std::vector<OptionField>& fields,
-                      const std::map<std::string, std::string>& values) {
-  for (const auto& field : fields) {
-    const auto value = values.find(field.name);
-    option(field, value == values.end() ? std::string_view{} : std::string_view{value->second});
-  }
-}
-
-void Command::show(Options& fields) {
-  for (const auto& field : fields.fields()) entry(field, {}, 0);
-}
-
 std::string Command::peek(std::string_view name) const {
   const std::string option = fmt::format("--{}", name);
   std::string value;
@@ -235,12 +215,6 @@ bool Command::given(const std::string& name) const {
   const auto* bound = parser_->find("--" + name);
   if (!bound) throw std::logic_error(fmt::format("no option --{} is bound", name));
   return bound->option->count() > 0;
-}
-
-bool Command::help_wanted() const {
-  const auto last = std::ranges::find(arguments_, "--");
-  return std::any_of(arguments_.begin(), last,
-                     [](const auto& word) { return word == "--help" || word == "-h"; });
 }
 
 void Command::read_words() {

@@ -65,12 +65,20 @@ class Command {
   void repeated(const std::string& name, const std::string& help, std::vector<std::string>& target,
                 std::string_view value, bool greedy = false);
   /// All fields, or those of an options struct. values: names of the arguments of some of them in the help.
-  void options(const std::vector<OptionField>& fields, const std::map<std::string, std::string>& values = {});
+  void options(const std::vector<OptionField>& fields,
+               const std::map<std::string, std::string>& values = {}) {
+    for (const auto& field : fields) {
+      const auto value = values.find(field.name);
+      option(field, value == values.end() ? std::string_view{} : std::string_view{value->second});
+    }
+  }
   void options(Options& fields, const std::map<std::string, std::string>& values = {}) {
     options(fields.fields(), values);
   }
   /// Shows options in the help without accepting them: those of codecs that were not chosen.
-  void show(Options& fields);
+  void show(Options& fields) {
+    for (const auto& field : fields.fields()) entry(field, {}, 0);
+  }
   /// Explains an option that is refused here although other commands have it.
   void refuse(const std::string& name, const std::string& reason) {
     refused_.emplace_back("--" + name, reason);
@@ -81,7 +89,11 @@ class Command {
   /// True if an option was given; call it after parse().
   bool given(const std::string& name) const;
   /// True if --help or -h is among the arguments.
-  bool help_wanted() const;
+  bool help_wanted() const {
+    const auto last = std::ranges::find(arguments_, "--");
+    return std::any_of(arguments_.begin(), last,
+                       [](const auto& word) { return word == "--help" || word == "-h"; });
+  }
   /// Lists --help itself in the page.
   void show_help_switch() { current_group().entries.push_back({"-h, --help", "show this page"}); }
 
@@ -114,7 +126,10 @@ class Command {
   };
   struct Parser;  // CLI11, and the options that it fills
 
-  Group& current_group();
+  Group& current_group() {
+    if (groups_.empty()) group("Arguments");
+    return groups_.back();
+  }
   void entry(const OptionField& field, std::string_view value, char letter);
   [[noreturn]] void show_help() const;
   void read_words();

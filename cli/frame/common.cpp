@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <set>
 
@@ -62,22 +60,10 @@ constexpr const char* kClearLine = "\r\033[K";
 
 // Standard error while a command works ---------------------------------------------------------------
 
-void write_output(std::string_view text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
-    throw failed("standard output: {}", std::strerror(errno));
-}
-
 void write_note(const std::string& command, const std::string& text) {
   std::fprintf(stderr, "%skvcodec %s: note: %s\n", isatty(STDERR_FILENO) == 1 ? kClearLine : "",
                command.c_str(), message_text(text).c_str());
 }
-
-ProgressBar::ProgressBar(std::string label, std::string unit, bool quiet)
-    : label_(std::move(label)),
-      unit_(std::move(unit)),
-      shown_(!quiet && isatty(STDERR_FILENO) == 1),
-      start_(Clock::now()),
-      last_(start_) {}
 
 ProgressBar::~ProgressBar() {
   if (drawn_) std::fputs(kClearLine, stderr);
@@ -102,10 +88,6 @@ void ProgressBar::update(double done, double total, std::string_view note) {
   std::fprintf(stderr, "\r%s\033[K", line.c_str());
   std::fflush(stderr);
   drawn_ = true;
-}
-
-Progress ProgressBar::callback() {
-  return [this](double done, double total, std::string_view note) { update(done, total, note); };
 }
 
 // Memory ---------------------------------------------------------------------------------------------
@@ -211,14 +193,6 @@ uint64_t CommonOptions::memory_bytes() const {
   return std::max(kMinMemory, (machine ? machine : kFallbackMemory) / 2);
 }
 
-void CommonOptions::note_documents(const std::string& what, const std::vector<std::string>& names) const {
-  if (names.empty()) return;
-  constexpr size_t kShown = 5;
-  const auto shown = std::span(names).first(std::min(kShown, names.size()));
-  note("{}: {}{}", what, fmt::join(shown, ", "),
-       names.size() > kShown ? fmt::format(" and {} more", names.size() - kShown) : "");
-}
-
 bool CommonOptions::note_journal(const std::string& file) const {
   const fs::path journal = journal_of(file);
   std::error_code error;
@@ -237,13 +211,6 @@ void OutputOptions::declare_local(Command& command, const std::string& what) {
       {"force",
        "replace the output even if it is one of the files that the command reads, which is then lost",
        &force});
-}
-
-void OutputOptions::declare(Command& command, const std::string& what) {
-  declare_local(command, what);
-  command.option(
-      {"to", "upload the output to this URL (https://, http:// or s3://) when it is complete", &to}, "URL");
-  command.keep_out_of_history("to", true);
 }
 
 void OutputOptions::declare_with_skip(Command& command, const std::string& what) {
@@ -358,16 +325,6 @@ void OutputOptions::check(const CommonOptions& common) const {
     throw usage_error("--json and -o - both write to standard output; give -o a file");
 }
 
-void OutputOptions::check_if_given(const Command& command, const CommonOptions& common) const {
-  if (command.given("output")) return check(common);
-  if (!to.empty()) throw usage_error("--to uploads the output; name it with -o FILE");
-}
-
-uint64_t file_bytes(const std::string& path) {
-  std::error_code no_size;
-  return std::filesystem::is_regular_file(path, no_size) ? std::filesystem::file_size(path, no_size) : 0;
-}
-
 void OutputOptions::send() const {
   if (!send_if_missing())
     throw usage_error("{}: exists already; --overwrite replaces it; {} is complete", shown_name(to), path);
@@ -386,10 +343,6 @@ bool OutputOptions::send_if_missing() const {
   } catch (const Error& fault) {
     throw Error(fault.kind(), fmt::format("{}; {} is complete", fault.what(), path));
   }
-}
-
-void LayerSelection::declare(Command& command) {
-  command.option({"layers", "only these layers, as 0,2-5 (default: all)", &text}, "LIST");
 }
 
 std::vector<int> LayerSelection::choose(const std::vector<int>& present, const std::string& where) const {
@@ -429,14 +382,6 @@ std::vector<size_t> Shard::among(const Documents& all, const std::vector<size_t>
   std::vector<uint64_t> offsets{0};
   for (const size_t document : chosen) offsets.push_back(offsets.back() + all.length(document));
   return mapped<size_t>(choose(offsets), [&](size_t place) { return chosen[place]; });
-}
-
-void ShardOption::declare(Command& command, const std::string& joined) {
-  command.option({"shard",
-                  "only share i of N of the documents, i from 1 on, with about as many tokens each; " +
-                      joined + " (default: all of them)",
-                  &text},
-                 "i/N");
 }
 
 Shard ShardOption::shard() const {
@@ -516,23 +461,6 @@ uint64_t parse_size(const std::string& option, const std::string& text) {
   if (!known || !(bytes > 0) || !(bytes <= kMaxBytes))
     throw usage_error("{} is '{}'; it must be a size such as 512M or 4G", option, text);
   return static_cast<uint64_t>(bytes);
-}
-
-uint64_t chunk_budget(uint64_t memory, uint64_t book_bytes) {
-  // A codec holds its book about four times: as read, and in the layouts of both directions, with a Gram matrix.
-  const uint64_t held = 4 * book_bytes;
-  return std::max(memory / 32, (memory > held ? memory - held : 0) / 4);
-}
-
-size_t chunk_rows(uint64_t budget, uint64_t bytes_per_row) {
-  constexpr uint64_t kMaxRows = 65536;
-  return static_cast<size_t>(
-      std::clamp<uint64_t>(budget / std::max<uint64_t>(bytes_per_row, 1), 1, kMaxRows));
-}
-
-void check_inputs(const std::vector<std::string>& inputs) {
-  if (std::count(inputs.begin(), inputs.end(), "-") > 1)
-    throw usage_error("only one input can be -, standard input");
 }
 
 std::vector<std::string> merged_history(const std::vector<std::vector<std::string>>& histories) {

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -35,7 +36,10 @@ namespace kvcodec::cli {
 void write_note(const std::string& command, const std::string& text);
 
 /// Writes to standard output. Throws Error(failed) if it cannot be written.
-void write_output(std::string_view text);
+inline void write_output(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+    throw failed("standard output: {}", std::strerror(errno));
+}
 
 /// Seconds since the object was made.
 class Stopwatch {
@@ -51,7 +55,12 @@ class ProgressBar {
  public:
   /// label: the current work ("encode"). unit: the counted things, in the plural ("tokens"). The bar is shown only if standard
   /// error is a terminal and `quiet` is false; otherwise nothing is ever written.
-  ProgressBar(std::string label, std::string unit, bool quiet);
+  ProgressBar(std::string label, std::string unit, bool quiet)
+      : label_(std::move(label)),
+        unit_(std::move(unit)),
+        shown_(!quiet && isatty(STDERR_FILENO) == 1),
+        start_(Clock::now()),
+        last_(start_) {}
   /// Removes the line.
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
@@ -61,7 +70,9 @@ class ProgressBar {
   /// The following updates count one stage of the work: `before` of the work's `total` was done before it.
   void part(double before, double total) { before_ = before, total_ = total; }
   /// A callback for lib/; it lives as long as the bar.
-  Progress callback();
+  Progress callback() {
+    return [this](double done, double total, std::string_view note) { update(done, total, note); };
+  }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -106,7 +117,13 @@ struct CommonOptions final : Options {
   uint64_t memory_bytes() const;
 
   /// Notes what happened to documents of these names, if there are any; `what` precedes the first names.
-  void note_documents(const std::string& what, const std::vector<std::string>& names) const;
+  void note_documents(const std::string& what, const std::vector<std::string>& names) const {
+    if (names.empty()) return;
+    constexpr size_t kShown = 5;
+    const auto shown = std::span(names).first(std::min(kShown, names.size()));
+    note("{}: {}{}", what, fmt::join(shown, ", "),
+         names.size() > kShown ? fmt::format(" and {} more", names.size() - kShown) : "");
+  }
   /// True, with a note, if a part of what was added to the file is still in its journal, because of a reader.
   bool note_journal(const std::string& file) const;
   /// Prints a note on standard error besides the result, unless --quiet.
@@ -131,7 +148,12 @@ struct OutputOptions {
 
   bool replaces() const { return overwrite || force || in_place; }
 
-  void declare(Command& command, const std::string& what);
+  void declare(Command& command, const std::string& what) {
+    declare_local(command, what);
+    command.option(
+        {"to", "upload the output to this URL (https://, http:// or s3://) when it is complete", &to}, "URL");
+    command.keep_out_of_history("to", true);
+  }
   /// The same without --to, for a command whose output is a folder, or that has another --to.
   void declare_local(Command& command, const std::string& what);
   /// Also declares --skip-existing, for commands that are repeated after one of many was interrupted.
@@ -145,7 +167,10 @@ struct OutputOptions {
   /// names a place that cannot take an output.
   void check(const CommonOptions& common) const;
   /// The same if the output is optional; without -o there is none.
-  void check_if_given(const Command& command, const CommonOptions& common) const;
+  void check_if_given(const Command& command, const CommonOptions& common) const {
+    if (command.given("output")) return check(common);
+    if (!to.empty()) throw usage_error("--to uploads the output; name it with -o FILE");
+  }
   /// Throws Error(usage) if the output is one of these inputs, or a file of an input that is a model directory, unless --force was
   /// given: the input would be lost. Do not pass inputs that the output contains completely, such as codes that are appended to.
   void keep(const std::vector<std::string>& inputs) const;
@@ -164,7 +189,10 @@ struct OutputOptions {
 };
 
 /// Bytes of a file; 0 if it is no regular file.
-uint64_t file_bytes(const std::string& path);
+inline uint64_t file_bytes(const std::string& path) {
+  std::error_code no_size;
+  return std::filesystem::is_regular_file(path, no_size) ? std::filesystem::file_size(path, no_size) : 0;
+}
 
 /// Opens the output that -o names, runs write(file), commits the file, makes report(result of write()), uploads the file if --to is
 /// given, and returns the report, or nothing if the output itself went to standard output. Errors that concern only the output come
@@ -228,7 +256,9 @@ std::string why_other(const std::string& file, const std::string& line,
 struct LayerSelection {
   std::string text;
 
-  void declare(Command& command);
+  void declare(Command& command) {
+    command.option({"layers", "only these layers, as 0,2-5 (default: all)", &text}, "LIST");
+  }
   bool given() const { return !text.empty(); }
   /// The selected layers of `present` (ascending); all if none were named. Throws Error(usage) for a malformed list and
   /// Error(bad_input) for a missing layer; `where` is the file's name.
@@ -276,7 +306,13 @@ struct ShardOption {
   std::string text;
 
   /// joined: how the results of the shares are joined, for the option's help.
-  void declare(Command& command, const std::string& joined = "kvcodec cat joins what N such commands write");
+  void declare(Command& command, const std::string& joined = "kvcodec cat joins what N such commands write") {
+    command.option({"shard",
+                    "only share i of N of the documents, i from 1 on, with about as many tokens each; " +
+                        joined + " (default: all of them)",
+                    &text},
+                   "i/N");
+  }
   bool given() const { return !text.empty(); }
   /// The whole if no share was named. Throws Error(usage) for an invalid share.
   Shard shard() const;
@@ -311,13 +347,24 @@ uint64_t machine_memory();
 
 /// The bytes of --memory for chunks of rows: a quarter of the bytes that the codec's book leaves, at least a thirty-second of all.
 /// The rest is for the buffers of readers and writers.
-uint64_t chunk_budget(uint64_t memory, uint64_t book_bytes);
+inline uint64_t chunk_budget(uint64_t memory, uint64_t book_bytes) {
+  // A codec holds its book about four times: as read, and in the layouts of both directions, with a Gram matrix.
+  const uint64_t held = 4 * book_bytes;
+  return std::max(memory / 32, (memory > held ? memory - held : 0) / 4);
+}
 
 /// Rows that fit `budget` bytes at `bytes_per_row`, within 1 … 65,536: larger chunks are not faster.
-size_t chunk_rows(uint64_t budget, uint64_t bytes_per_row);
+inline size_t chunk_rows(uint64_t budget, uint64_t bytes_per_row) {
+  constexpr uint64_t kMaxRows = 65536;
+  return static_cast<size_t>(
+      std::clamp<uint64_t>(budget / std::max<uint64_t>(bytes_per_row, 1), 1, kMaxRows));
+}
 
 /// Throws Error(usage) if more than one of the inputs is standard input.
-void check_inputs(const std::vector<std::string>& inputs);
+inline void check_inputs(const std::vector<std::string>& inputs) {
+  if (std::count(inputs.begin(), inputs.end(), "-") > 1)
+    throw usage_error("only one input can be -, standard input");
+}
 
 /// The options that most commands have; each declares those that it takes.
 struct CommandOptions : Options {

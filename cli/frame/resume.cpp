@@ -55,8 +55,6 @@ void ResumeOptions::check(const Command& command, const OutputOptions& output,
   (void)piece_bytes();
 }
 
-uint64_t ResumeOptions::piece_bytes() const { return parse_size("--piece", piece); }
-
 std::vector<WorkRange> cut_work(std::span<const uint64_t> bytes, uint64_t piece) {
   std::vector<WorkRange> ranges;
   uint64_t held = 0;
@@ -124,12 +122,6 @@ void Pieces::make_missing(const MakePiece& make, ProgressBar& bar) {
     finished_[i] = true;
     done += static_cast<double>(pieces_[i].documents.tokens());
   }
-}
-
-std::optional<std::string> Pieces::finished() const {
-  for (size_t i = 0; i < pieces_.size(); ++i)
-    if (finished_[i] && pieces_[i].documents.tokens() > 0) return file_of(pieces_[i]);
-  return std::nullopt;
 }
 
 void Pieces::join(OutputFile& output) const {

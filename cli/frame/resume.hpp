@@ -28,7 +28,7 @@ struct ResumeOptions {
   void check(const Command& command, const OutputOptions& output,
              const std::vector<std::string>& inputs) const;
   /// Bytes of cache in a piece. Throws Error(usage) for an invalid size.
-  uint64_t piece_bytes() const;
+  uint64_t piece_bytes() const { return parse_size("--piece", piece); }
 };
 
 /// Items [first, end) of the work.
@@ -57,7 +57,11 @@ class Pieces {
   using MakePiece = std::function<void(const WorkRange& items, OutputFile& piece)>;
   void write(const MakePiece& make, ProgressBar& bar, OutputFile& output);
   /// A finished piece that has tokens, if there is one.
-  std::optional<std::string> finished() const;
+  std::optional<std::string> finished() const {
+    for (size_t i = 0; i < pieces_.size(); ++i)
+      if (finished_[i] && pieces_[i].documents.tokens() > 0) return file_of(pieces_[i]);
+    return std::nullopt;
+  }
   /// Call it when the output is complete. The folder stays if it holds anything but pieces.
   void remove() const;
 

@@ -13,10 +13,9 @@
 #include "lib/codec/registry.hpp"
 
 namespace kvcodec::cli {
-namespace {
 
 /// Commands in the order of the overview. How to add one: CONTRIBUTING.md, "A subcommand".
-const std::vector<CommandEntry>& sorted_commands() {
+static const std::vector<CommandEntry>& sorted_commands() {
   static const std::vector<CommandEntry> sorted = [] {
     std::vector<CommandEntry> all = commands();
     std::ranges::sort(all, {}, [](const CommandEntry& entry) { return std::pair(entry.group, entry.place); });
@@ -25,7 +24,7 @@ const std::vector<CommandEntry>& sorted_commands() {
   return sorted;
 }
 
-std::string overview() {
+static std::string overview() {
   std::string page =
       "kvcodec - compress the key/value caches of language models\n\n"
       "usage: kvcodec COMMAND [ARGUMENTS]\n";
@@ -55,7 +54,7 @@ std::string overview() {
   return page;
 }
 
-const CommandEntry& find(const std::string& name) {
+static const CommandEntry& find(const std::string& name) {
   std::vector<std::string> names;
   for (const CommandEntry& entry : sorted_commands()) {
     if (entry.name == name) return entry;
@@ -66,7 +65,7 @@ const CommandEntry& find(const std::string& name) {
 }
 
 /// kvcodec help --completion SHELL
-std::string completion_for(const std::vector<std::string>& arguments) {
+static std::string completion_for(const std::vector<std::string>& arguments) {
   if (arguments.size() != 2) throw usage_error("--completion needs one shell: bash, zsh or fish");
   std::vector<CommandPage> pages;
   for (const CommandEntry& entry : sorted_commands()) try {
@@ -89,7 +88,7 @@ std::string codec_page(const CodecEntry& codec, const std::string& page) {
 }
 
 /// The number of processes that mpirun (or another launcher that reports it in the environment) started; 1 if none did.
-int launched_ranks() {
+static int launched_ranks() {
   // The variables of Open MPI, of launchers that use PMI, and of Slurm, whose PMIx sets neither.
   for (const char* const name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
     if (const char* const value = std::getenv(name)) return std::max(std::atoi(value), 1);
@@ -97,7 +96,7 @@ int launched_ranks() {
 }
 
 /// Refuses processes that would all write one output, because they do not know of each other or do not share the work.
-void check_ranks(const CommandEntry& entry, const Team& team) {
+static void check_ranks(const CommandEntry& entry, const Team& team) {
   const int ranks = std::max(team.size(), launched_ranks());
   if (ranks == 1) return;
   if (!entry.by_ranks && team.size() > 1) {
@@ -113,8 +112,6 @@ void check_ranks(const CommandEntry& entry, const Team& team) {
         "(-DKVCODEC_MPI=ON), or with another one than mpirun is of",
         ranks);
 }
-
-}  // namespace
 
 std::string run_words(std::vector<std::string> arguments, const Team& team, ProgramRun& run) {
   if (arguments.empty()) throw usage_error("no command is given; 'kvcodec help' lists them");
@@ -142,11 +139,6 @@ std::string run_words(std::vector<std::string> arguments, const Team& team, Prog
   } catch (const HelpWanted& wanted) {
     return codec ? codec_page(*codec, wanted.page) : wanted.page;
   }
-}
-
-int exit_status(ErrorKind kind) {
-  constexpr int kStatusOf[] = {1, 2, 3, 4, 1};
-  return kStatusOf[static_cast<size_t>(kind)];
 }
 
 Error current_error() {

@@ -1,7 +1,6 @@
 #include "cli/frame/text.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 
 #include <fmt/format.h>
@@ -11,25 +10,22 @@
 #include "lib/tokenizer/unicode.hpp"
 
 namespace kvcodec::cli {
-namespace {
 
 /// Columns that a UTF-8 text takes; a wide character counts as one.
-size_t width_of(std::string_view text) {
+static size_t width_of(std::string_view text) {
   return static_cast<size_t>(std::count_if(
       text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }
 
-std::string padded(const std::string& text, size_t width, bool left) {
+static std::string padded(const std::string& text, size_t width, bool left) {
   const std::string space(width - std::min(width, width_of(text)), ' ');
   return left ? text + space : space + text;
 }
 
-std::string without_trailing_space(std::string line) {
+static std::string without_trailing_space(std::string line) {
   line.erase(line.find_last_not_of(' ') + 1);
   return line;
 }
-
-}  // namespace
 
 std::string wrapped(std::string_view text, size_t width, size_t indent) {
   const std::string margin(indent, ' ');
@@ -94,16 +90,6 @@ std::vector<std::string> split(std::string_view text, char separator) {
   return parts;
 }
 
-std::string grouped(uint64_t number) {
-  std::string digits = std::to_string(number);
-  for (size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, ",");
-  return digits;
-}
-
-std::string counted(uint64_t number, std::string_view what) {
-  return fmt::format("{} {}{}", grouped(number), what, number == 1 ? "" : "s");
-}
-
 std::string size_text(uint64_t bytes) {
   constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB", "PiB"};
   if (bytes < 1024) return fmt::format("{} B", bytes);
@@ -140,16 +126,6 @@ std::string ranges_text(const std::vector<int>& numbers) {
     i = j + 1;
   }
   return out;
-}
-
-Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {
-  if (!columns_.empty()) columns_[0].left = true;
-}
-
-void Table::row(std::vector<std::string> cells) {
-  cells.resize(columns_.size());
-  for (std::string& cell : cells) cell = printable(cell);  // names come from files
-  rows_.push_back(std::move(cells));
 }
 
 std::string Table::text(size_t indent) const {
@@ -247,11 +223,6 @@ Json to_json(const Documents& documents) {
   return json;
 }
 
-Json to_json(const Estimate& estimate) {
-  return {{"mean", estimate.mean},
-          {"half_width_95", std::isfinite(estimate.half_width) ? Json(estimate.half_width) : Json(nullptr)}};
-}
-
 std::string text_of(const Json& json) {
   // The versions of the schema and of the program come first.
   Json whole = json;
@@ -262,48 +233,12 @@ std::string text_of(const Json& json) {
   return whole.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-Json made_by(const Command& command) {
-  return {{"generator", generator()}, {"created", timestamp()}, {"command", command.history_line()}};
-}
-
-Measure number_of(const char* key, Table::Column column, uint64_t number) {
-  return {key, number, std::move(column), grouped(number)};
-}
-
-Measure rounded(const char* key, Table::Column column, double value, int digits) {
-  return {key, value, std::move(column), significant(value, digits)};
-}
-
-Measure decimal(const char* key, Table::Column column, double value, int digits) {
-  return {key, value, std::move(column), std::isnan(value) ? "-" : fmt::format("{:.{}f}", value, digits)};
-}
-
-Measure word(const char* key, Table::Column column, std::string_view text) {
-  return {key, text, std::move(column), std::string(text)};
-}
-
-Measure layers_measure(const std::vector<int>& layers) {
-  return {"layers", layers, {"layers"}, ranges_text(layers)};
-}
-
-Measure time_measure(double seconds) { return {"seconds", seconds, {"time"}, time_text(seconds)}; }
-
-Measures joined(Measures first, const Measures& second) {
-  first.insert(first.end(), second.begin(), second.end());
-  return first;
-}
-
 Measures only(const Measures& measures, std::initializer_list<std::string_view> keys) {
   Measures chosen;
   for (const std::string_view key : keys)
     std::ranges::copy_if(measures, std::back_inserter(chosen),
                          [&](const Measure& measure) { return measure.key && measure.key == key; });
   return chosen;
-}
-
-Measures grouped_as(const std::string& group, Measures measures) {
-  for (Measure& measure : measures) measure.column.group = group;
-  return measures;
 }
 
 Json json_of(const Measures& measures) {
@@ -322,19 +257,6 @@ std::string one_row(const Measures& measures, bool json) {
   Table table(columns);
   table.row(cells);
   return table.text();
-}
-
-void MeasureTable::row(std::string label, const Measures& measures) {
-  if (columns_.size() == 1) columns(measures);
-  std::vector<std::string> cells{std::move(label)};
-  for (const Measure& measure : measures)
-    if (!measure.column.title.empty()) cells.push_back(measure.text);
-  Table::row(std::move(cells));
-}
-
-void MeasureTable::columns(const Measures& measures) {
-  for (const Measure& measure : measures)
-    if (!measure.column.title.empty()) columns_.push_back(measure.column);
 }
 
 }  // namespace kvcodec::cli

@@ -3,6 +3,7 @@
 // table, and fields of JSON.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -42,10 +43,16 @@ std::string message_text(std::string_view text);
 std::vector<std::string> split(std::string_view text, char separator);
 
 /// "1,234,567"
-std::string grouped(uint64_t number);
+inline std::string grouped(uint64_t number) {
+  std::string digits = std::to_string(number);
+  for (size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, ",");
+  return digits;
+}
 
 /// "1 document", "2,000 documents"
-std::string counted(uint64_t number, std::string_view what);
+inline std::string counted(uint64_t number, std::string_view what) {
+  return fmt::format("{} {}{}", grouped(number), what, number == 1 ? "" : "s");
+}
 
 /// "0 B", "999 B", "1.5 MiB": at most three significant digits.
 std::string size_text(uint64_t bytes);
@@ -68,10 +75,16 @@ class Table {
     bool left = false;       ///< left-aligned
     std::string group = {};  ///< a line above spans neighbours with the same group
   };
-  explicit Table(std::vector<Column> columns);
+  explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {
+    if (!columns_.empty()) columns_[0].left = true;
+  }
 
   /// As many cells as columns.
-  void row(std::vector<std::string> cells);
+  void row(std::vector<std::string> cells) {
+    cells.resize(columns_.size());
+    for (std::string& cell : cells) cell = printable(cell);  // names come from files
+    rows_.push_back(std::move(cells));
+  }
   void rule() { rows_.emplace_back(); }
 
   /// All lines, each indented and with a line feed at the end, no trailing spaces.
@@ -92,14 +105,19 @@ Json to_json(const Record& record);
 Json to_json(const ModelInfo& model);
 Json to_json(const Documents& documents);
 /// A mean and half of its 95% interval, which is null if there is only one document.
-Json to_json(const Estimate& estimate);
+inline Json to_json(const Estimate& estimate) {
+  return {{"mean", estimate.mean},
+          {"half_width_95", std::isfinite(estimate.half_width) ? Json(estimate.half_width) : Json(nullptr)}};
+}
 
 /// Indented, with one line feed at the end. Numbers that are not finite become null; invalid UTF-8 is repaired.
 std::string text_of(const Json& json);
 
 /// The first fields of every result that other programs read (`kvcodec report`): the program, the time and the command line that
 /// made it, in the form of files (FORMAT.md, "Every file").
-Json made_by(const Command& command);
+inline Json made_by(const Command& command) {
+  return {{"generator", generator()}, {"created", timestamp()}, {"command", command.history_line()}};
+}
 
 struct Measure {
   const char* key;            ///< of JSON; nullptr: only the table has it
@@ -110,20 +128,36 @@ struct Measure {
 using Measures = std::vector<Measure>;
 
 /// "1,234"
-Measure number_of(const char* key, Table::Column column, uint64_t number);
+inline Measure number_of(const char* key, Table::Column column, uint64_t number) {
+  return {key, number, std::move(column), grouped(number)};
+}
 /// With that many significant digits.
-Measure rounded(const char* key, Table::Column column, double value, int digits);
+inline Measure rounded(const char* key, Table::Column column, double value, int digits) {
+  return {key, value, std::move(column), significant(value, digits)};
+}
 /// With that many digits after the point; "-" if not a number.
-Measure decimal(const char* key, Table::Column column, double value, int digits);
-Measure word(const char* key, Table::Column column, std::string_view text);
-Measure layers_measure(const std::vector<int>& layers);
-Measure time_measure(double seconds);
+inline Measure decimal(const char* key, Table::Column column, double value, int digits) {
+  return {key, value, std::move(column), std::isnan(value) ? "-" : fmt::format("{:.{}f}", value, digits)};
+}
+inline Measure word(const char* key, Table::Column column, std::string_view text) {
+  return {key, text, std::move(column), std::string(text)};
+}
+inline Measure layers_measure(const std::vector<int>& layers) {
+  return {"layers", layers, {"layers"}, ranges_text(layers)};
+}
+inline Measure time_measure(double seconds) { return {"seconds", seconds, {"time"}, time_text(seconds)}; }
 
-Measures joined(Measures first, const Measures& second);
+inline Measures joined(Measures first, const Measures& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
 /// The measures with these keys, in that order.
 Measures only(const Measures& measures, std::initializer_list<std::string_view> keys);
 /// Puts a common heading above the columns of these measures.
-Measures grouped_as(const std::string& group, Measures measures);
+inline Measures grouped_as(const std::string& group, Measures measures) {
+  for (Measure& measure : measures) measure.column.group = group;
+  return measures;
+}
 
 Json json_of(const Measures& measures);
 /// The result of a command as JSON, or as a table of one row.
@@ -133,9 +167,18 @@ std::string one_row(const Measures& measures, bool json);
 struct MeasureTable : Table {
   explicit MeasureTable(std::string label) : Table(std::vector<Column>{{std::move(label)}}) {}
 
-  void row(std::string label, const Measures& measures);
+  void row(std::string label, const Measures& measures) {
+    if (columns_.size() == 1) columns(measures);
+    std::vector<std::string> cells{std::move(label)};
+    for (const Measure& measure : measures)
+      if (!measure.column.title.empty()) cells.push_back(measure.text);
+    Table::row(std::move(cells));
+  }
   /// Sets the columns, for a table without rows.
-  void columns(const Measures& measures);
+  void columns(const Measures& measures) {
+    for (const Measure& measure : measures)
+      if (!measure.column.title.empty()) columns_.push_back(measure.column);
+  }
 };
 
 }  // namespace kvcodec::cli

@@ -9,8 +9,6 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
-#include <set>
-#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -19,7 +17,6 @@
 #include "formats/io/http.hpp"
 #include "formats/io/json_file.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 #include "lib/tokenizer/unicode.hpp"
 
 namespace kvcodec::cli {
@@ -60,15 +57,8 @@ bool is_pipe(const std::string& file) {
   return fs::is_fifo(file, error);
 }
 
-void refuse_pipe(const std::string& file) {
-  if (is_pipe(file))
-    throw bad_input("{}: is a pipe, and nothing may ever come; give '-' to read from standard input", file);
-}
-
-namespace {
-
 /// Reads a whole file; "-" is standard input.
-std::string read_file(const std::string& file) {
+static std::string read_file(const std::string& file) {
   std::ifstream opened;
   if (file != "-") {
     std::error_code error;
@@ -86,7 +76,7 @@ std::string read_file(const std::string& file) {
 
 /// The text of a file; "-" is standard input. Throws Error(bad_input) for a file that is not text (images, programs, arrays,
 /// UTF-16), naming its kind if that is known. wanted: the expected content, for the message.
-std::string read_text(const std::string& file, const char* wanted) {
+static std::string read_text(const std::string& file, const char* wanted) {
   using namespace std::string_view_literals;
   constexpr std::pair<std::string_view, std::string_view> kKinds[] = {
       {"\x93NUMPY"sv, "a NumPy array"},
@@ -111,7 +101,7 @@ std::string read_text(const std::string& file, const char* wanted) {
 
 /// Calls body(number, line) for each non-empty line of a text, without spaces at its ends; the first line is 1.
 template <class Body>
-void for_each_line(std::string_view text, const Body& body) {
+static void for_each_line(std::string_view text, const Body& body) {
   for (size_t begin = 0, number = 1; begin < text.size(); ++number) {
     const size_t end = std::min(text.find('\n', begin), text.size());
     std::string_view line = text.substr(begin, end - begin);
@@ -121,8 +111,6 @@ void for_each_line(std::string_view text, const Body& body) {
     begin = end + 1;
   }
 }
-
-}  // namespace
 
 std::vector<std::string> lines_of(const std::string& file, const char* wanted) {
   std::vector<std::string> lines;
@@ -186,12 +174,6 @@ std::vector<Document> read_token_lines(const std::string& file, const char* want
     if (!document.tokens.empty()) documents.push_back(std::move(document));
   });
   return documents;
-}
-
-TokenTemplate template_of(const Tokenizer& tokenizer) {
-  const auto plain = tokenizer.encode("a", false), full = tokenizer.encode("a", true);
-  const auto place = std::search(full.begin(), full.end(), plain.begin(), plain.end());
-  return {{full.begin(), place}, {place + static_cast<std::ptrdiff_t>(plain.size()), full.end()}};
 }
 
 void add_document(std::vector<Document>& documents, const Document& whole, const TokenTemplate& around,
@@ -362,11 +344,6 @@ std::vector<size_t> DocumentSelection::choose_in_order(const Documents& document
 
 // Files whose documents are copied ---------------------------------------------------------------------
 
-void InputFiles::declare(Command& command, const std::string& help) {
-  command.inputs("FILE", help, names, false);
-  command.option({"inputs", "more files, one name on each line of FILE", &list}, "FILE", 'T');
-}
-
 std::vector<std::string> InputFiles::all() const {
   std::vector<std::string> files = names;
   if (!list.empty())
@@ -402,13 +379,6 @@ void NameRule::note(const CommonOptions& common) const {
       stored_);
   common.note_documents(fmt::format("{}: replaced {}", where_, counted(replaced_.size(), "document")),
                         replaced_);
-}
-
-Measures NameRule::measures() const {
-  Measures measures;
-  if (!stored_.empty()) measures.push_back({"stored_before", stored_});
-  if (!replaced_.empty()) measures.push_back({"replaced", replaced_});
-  return measures;
 }
 
 OptionField replace_field(bool& replace) {
@@ -512,8 +482,8 @@ std::string summary(const std::vector<CopiedFile>& files, const CommonOptions& c
 
 std::string copy_to_file(const Command& command, const OutputOptions& output, const CommonOptions& common,
                          const Copy& copy, const HeldFile* held) {
-  std::vector<std::vector<std::string>> histories;
-  for (const DocumentList& list : copy.lists) histories.push_back(list.type.history);
+  const auto histories = mapped<std::vector<std::string>>(
+      copy.lists, [](const DocumentList& list) { return list.type.history; });
   return run_to_file(
       output,
       [&](OutputFile& file) {
@@ -556,17 +526,6 @@ GrowingCache::GrowingCache(const OutputOptions& output, const CommonOptions& com
     digests_.push_back(known ? *known : token_digest(kv().tokens(documents.offsets[i], documents.length(i))));
   }
   known_ = {digests_.begin(), digests_.end()};
-}
-
-bool GrowingCache::is_of(size_t document, std::span<const uint32_t> tokens) const {
-  const Documents& documents = kv().documents();
-  if (documents.length(document) != tokens.size() || digests_[document] != token_digest(tokens)) return false;
-  return tokens.empty() ||
-         kv().positions(documents.offsets[document + 1] - 1, 1).front() + 1 == tokens.size();  // they rise
-}
-
-bool GrowingCache::has(std::span<const uint32_t> tokens) const {
-  return known_.contains(token_digest(tokens));
 }
 
 // Documents that two files hold ------------------------------------------------------------------------
@@ -641,10 +600,6 @@ std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& o
     matches.push_back({document, i, *place, first, count});
   }
   return matches;
-}
-
-std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other) {
-  return match_documents(original, other, DocumentSelection().choose(other.documents, other.name));
 }
 
 void check_scores(const std::string& name, const ModelInfo& model) {

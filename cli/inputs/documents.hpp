@@ -46,7 +46,10 @@ std::vector<std::string> text_files(const std::vector<std::string>& paths);
 bool is_pipe(const std::string& file);
 
 /// Throws Error(bad_input) for a named pipe: opening one would wait for a writer.
-void refuse_pipe(const std::string& file);
+inline void refuse_pipe(const std::string& file) {
+  if (is_pipe(file))
+    throw bad_input("{}: is a pipe, and nothing may ever come; give '-' to read from standard input", file);
+}
 
 /// The non-empty lines of a text file, without spaces at their ends; "-" is standard input. Throws Error(bad_input) for a file that
 /// is not text; wanted: the expected content, for the message.
@@ -64,7 +67,11 @@ std::vector<Document> read_token_lines(const std::string& file, const char* want
 struct TokenTemplate {
   std::vector<uint32_t> before, behind;
 };
-TokenTemplate template_of(const Tokenizer& tokenizer);
+inline TokenTemplate template_of(const Tokenizer& tokenizer) {
+  const auto plain = tokenizer.encode("a", false), full = tokenizer.encode("a", true);
+  const auto place = std::search(full.begin(), full.end(), plain.begin(), plain.end());
+  return {{full.begin(), place}, {place + static_cast<std::ptrdiff_t>(plain.size()), full.end()}};
+}
 
 /// Adds the document, or pieces of `chunk` tokens of it, the last possibly shorter; the template surrounds each piece. Throws
 /// Error(usage) for a chunk without room for more than the template.
@@ -78,7 +85,10 @@ struct InputFiles {
   std::vector<std::string> names;
   std::string list;
 
-  void declare(Command& command, const std::string& help);
+  void declare(Command& command, const std::string& help) {
+    command.inputs("FILE", help, names, false);
+    command.option({"inputs", "more files, one name on each line of FILE", &list}, "FILE", 'T');
+  }
   /// All of them; those of the list come after the others. Throws Error(usage) if there is none, or standard input is named twice.
   std::vector<std::string> all() const;
 };
@@ -115,7 +125,12 @@ class NameRule {
   /// Notes documents that were left out, and those that were replaced.
   void note(const CommonOptions& common) const;
   /// For JSON: their names, if there are any.
-  Measures measures() const;
+  Measures measures() const {
+    Measures measures;
+    if (!stored_.empty()) measures.push_back({"stored_before", stored_});
+    if (!replaced_.empty()) measures.push_back({"replaced", replaced_});
+    return measures;
+  }
 
  private:
   bool replace_;
@@ -215,8 +230,14 @@ class GrowingCache {
   /// True if its keys are those before the rotary embedding.
   bool before_rope() const { return kv().model().key_state == "pre-rope"; }
   /// True if the document with that number is of these tokens, from position 0 on; if any document is.
-  bool is_of(size_t document, std::span<const uint32_t> tokens) const;
-  bool has(std::span<const uint32_t> tokens) const;
+  bool is_of(size_t document, std::span<const uint32_t> tokens) const {
+    const Documents& documents = kv().documents();
+    if (documents.length(document) != tokens.size() || digests_[document] != token_digest(tokens))
+      return false;
+    return tokens.empty() ||
+           kv().positions(documents.offsets[document + 1] - 1, 1).front() + 1 == tokens.size();  // they rise
+  }
+  bool has(std::span<const uint32_t> tokens) const { return known_.contains(token_digest(tokens)); }
   /// Call it after all writes: kv() becomes invalid.
   void close() { kv_.reset(); }
 
@@ -256,7 +277,9 @@ struct Match {
 std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other,
                                    const std::vector<size_t>& wanted);
 /// The same for all of them.
-std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other);
+inline std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other) {
+  return match_documents(original, other, DocumentSelection().choose(other.documents, other.name));
+}
 
 /// Throws Error(bad_input) unless the keys of that file are in the state in which attention uses them: products of queries with
 /// other keys are not scores.

@@ -1,7 +1,6 @@
 #include "cli/inputs/joined_cache.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "cli/inputs/cache_source.hpp"
@@ -117,20 +116,6 @@ void JoinedCache::settle_rope(bool turned) {
   model_ = model;
 }
 
-std::optional<size_t> JoinedCache::unchanged() const {
-  if (sources_.size() > 1 || parts_.size() > 1 || rope_ || parts_.front().skipped > 0 || at_ > 0 ||
-      parts_.front().positions.front() > 0)
-    return std::nullopt;
-  return parts_.front().document;
-}
-
-std::string JoinedCache::name() const {
-  std::string name;
-  for (const Part& part : parts_)
-    name += (name.empty() ? "" : "+") + std::string(sources_[part.source]->documents().names[part.document]);
-  return name;
-}
-
 std::vector<uint32_t> JoinedCache::ids() const {
   std::vector<uint32_t> ids;
   for (const Part& part : parts_) {
@@ -139,17 +124,6 @@ std::vector<uint32_t> JoinedCache::ids() const {
     ids.insert(ids.end(), own.begin() + static_cast<ptrdiff_t>(part.skipped), own.end());
   }
   return ids;
-}
-
-uint64_t JoinedCache::dropped() const {
-  return std::transform_reduce(parts_.begin(), parts_.end(), uint64_t{0}, std::plus<>(),
-                               [](const Part& part) { return part.skipped; });
-}
-
-std::vector<uint64_t> JoinedCache::left_out() const {
-  const Documents& documents = sources_[parts_.front().source]->documents();
-  if (documents.whole()) return {};
-  return documents.left_out[parts_.front().document];
 }
 
 MatrixView<const float> JoinedCache::rows_of(const Part& part, Side side, int layer, uint64_t first,

@@ -49,19 +49,37 @@ class JoinedCache {
   uint64_t tokens() const { return tokens_; }
   size_t count() const { return parts_.size(); }  ///< of documents
   /// If the result is one document of the first file, unchanged and from position 0 on, its number there; else std::nullopt.
-  std::optional<size_t> unchanged() const;
+  std::optional<size_t> unchanged() const {
+    if (sources_.size() > 1 || parts_.size() > 1 || rope_ || parts_.front().skipped > 0 || at_ > 0 ||
+        parts_.front().positions.front() > 0)
+      return std::nullopt;
+    return parts_.front().document;
+  }
   /// Names, with + between them.
-  std::string name() const;
+  std::string name() const {
+    std::string name;
+    for (const Part& part : parts_)
+      name +=
+          (name.empty() ? "" : "+") + std::string(sources_[part.source]->documents().names[part.document]);
+    return name;
+  }
   /// Ids of all tokens; empty if a file does not know them.
   std::vector<uint32_t> ids() const;
   /// Tokens that documents left out because one first token was kept.
-  uint64_t dropped() const;
+  uint64_t dropped() const {
+    return std::transform_reduce(parts_.begin(), parts_.end(), uint64_t{0}, std::plus<>(),
+                                 [](const Part& part) { return part.skipped; });
+  }
   /// The state behind the last token.
   std::vector<StateTensor> state() const {
     return sources_[parts_.back().source]->documents().facts_of(parts_.back().document).state;
   }
   /// For each layer of the model, the first tokens of the result that it does not hold; empty: none.
-  std::vector<uint64_t> left_out() const;
+  std::vector<uint64_t> left_out() const {
+    const Documents& documents = sources_[parts_.front().source]->documents();
+    if (documents.whole()) return {};
+    return documents.left_out[parts_.front().document];
+  }
 
   /// Calls take(side, layer, first token of the result, rows) for all tokens that layers hold, some at a time; those of a layer's side come
   /// in order. Documents come one behind the other, so that layers that are coded together are decoded once.

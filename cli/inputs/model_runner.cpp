@@ -7,7 +7,6 @@
 #include "lib/model/llama_weights.hpp"
 
 namespace kvcodec::cli {
-namespace {
 
 /// 1/kShareOfKept of the machine's memory is available for weights that are laid out for products.
 constexpr uint64_t kShareOfKept = 8;
@@ -17,7 +16,7 @@ constexpr uint64_t kShareOfKept = 8;
 /// gain both grow with the model.
 constexpr uint64_t kMinKeptTokens = 2048;
 
-void write_notes(const std::vector<std::string>& notes, const CommonOptions& common) {
+static void write_notes(const std::vector<std::string>& notes, const CommonOptions& common) {
   for (const std::string& note : notes) common.note("{}", note);
 }
 
@@ -25,7 +24,7 @@ void write_notes(const std::vector<std::string>& notes, const CommonOptions& com
 constexpr int64_t kFallbackLength = 1024;
 
 /// Number of documents that may be used, by --max-documents and --max-tokens; at least one.
-size_t max_documents(const JudgedTextOptions& options, int64_t length) {
+static size_t max_documents(const JudgedTextOptions& options, int64_t length) {
   const int64_t by_tokens =
       options.max_tokens > 0 ? std::max<int64_t>(1, options.max_tokens / length) : INT64_MAX;
   return static_cast<size_t>(
@@ -33,8 +32,8 @@ size_t max_documents(const JudgedTextOptions& options, int64_t length) {
 }
 
 /// The texts cut into documents, the last of a text possibly shorter than `length`; from each text at most as many as may be used.
-std::vector<Document> cut(const JudgedTextOptions& options, const Tokenizer& tokenizer,
-                          const std::vector<SourceText>& texts, int64_t length) {
+static std::vector<Document> cut(const JudgedTextOptions& options, const Tokenizer& tokenizer,
+                                 const std::vector<SourceText>& texts, int64_t length) {
   const size_t documents_of_text = max_documents(options, length), tokens = as_size(length);
   const size_t limit = documents_of_text > SIZE_MAX / tokens ? SIZE_MAX : documents_of_text * tokens;
   TokenTemplate around;
@@ -47,8 +46,6 @@ std::vector<Document> cut(const JudgedTextOptions& options, const Tokenizer& tok
     });
   return documents;
 }
-
-}  // namespace
 
 OptionField model_field(std::string& model) {
   return {
@@ -105,12 +102,6 @@ std::vector<OptionField> JudgedTextOptions::fields() {
            &special}};
 }
 
-void JudgedTextOptions::declare_texts(Command& command) {
-  command.repeated(
-      "text", "text files and folders (all files in them, by name, without hidden ones); - is standard input",
-      texts, "PATH", true);
-}
-
 int64_t document_length(const JudgedTextOptions& options, const ModelConfig& config) {
   if (options.chunk > 0) return options.chunk;
   return config.max_positions > 0 ? config.max_positions : kFallbackLength;
@@ -150,12 +141,6 @@ std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, 
   for (size_t i = 0; i < limit; ++i)
     some.push_back(std::move(documents[(2 * i + 1) * documents.size() / (2 * limit)]));
   return some;
-}
-
-uint64_t tokens_of(const std::vector<LoopDocument>& documents) {
-  uint64_t tokens = 0;
-  for (const LoopDocument& document : documents) tokens += document.tokens.size();
-  return tokens;
 }
 
 void check_context(const std::vector<LoopDocument>& documents, const ModelConfig& config) {

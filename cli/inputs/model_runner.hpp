@@ -47,7 +47,12 @@ struct JudgedTextOptions final : Options {
 
   std::vector<OptionField> fields() override;
   /// Declares --text. Callers declare the fields themselves, in the group of their choice.
-  void declare_texts(Command& command);
+  void declare_texts(Command& command) {
+    command.repeated(
+        "text",
+        "text files and folders (all files in them, by name, without hidden ones); - is standard input",
+        texts, "PATH", true);
+  }
 };
 
 /// Tokens of a document: --chunk, or the model's context.
@@ -62,7 +67,11 @@ std::vector<LoopDocument> judged_texts(const JudgedTextOptions& options, const C
 /// At most `limit` of the documents, spread evenly over all of them.
 std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, size_t limit);
 
-uint64_t tokens_of(const std::vector<LoopDocument>& documents);
+inline uint64_t tokens_of(const std::vector<LoopDocument>& documents) {
+  uint64_t tokens = 0;
+  for (const LoopDocument& document : documents) tokens += document.tokens.size();
+  return tokens;
+}
 
 /// Throws Error(usage) for documents that are longer than the model's context.
 void check_context(const std::vector<LoopDocument>& documents, const ModelConfig& config);

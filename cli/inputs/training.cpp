@@ -93,10 +93,6 @@ LayerKinds kinds_of_layers(const std::vector<KvReader>& files) {
   return kinds;
 }
 
-int place_in_kind(const std::vector<int>& kind, int layer) {
-  return static_cast<int>(std::ranges::find(kind, layer) - kind.begin());
-}
-
 std::vector<std::vector<int>> groups_in_kind(const std::vector<int>& kind, int64_t layer_group,
                                              const LayerSelection& chosen, const KvReader& kv) {
   if (layer_group < 1 || std::ssize(kind) % layer_group != 0)

@@ -62,7 +62,9 @@ std::vector<Run> choose_first_tokens(const std::vector<KvReader>& files, const T
 /// The kinds (lib/codec/kinds.hpp) of the layers of the model, as these caches hold them.
 LayerKinds kinds_of_layers(const std::vector<KvReader>& files);
 /// The number of a layer in its kind's book.
-int place_in_kind(const std::vector<int>& kind, int layer);
+inline int place_in_kind(const std::vector<int>& kind, int layer) {
+  return static_cast<int>(std::ranges::find(kind, layer) - kind.begin());
+}
 /// The groups of so many neighbouring layers of a kind that the chosen ones among them fill. Throws Error(usage) unless groups of that
 /// size divide the kind's layers, and the errors of whole_groups().
 std::vector<std::vector<int>> groups_in_kind(const std::vector<int>& kind, int64_t layer_group,

@@ -20,19 +20,6 @@ LayerRows::LayerRows(const KvReader& kv, int layer, uint64_t first, uint64_t cou
   }
 }
 
-void LayerRows::replace(const LayerShape& shape, Side side, MatrixView<const float> rows) {
-  Matrix<float>& own = side == Side::key ? keys : values;
-  own = Matrix<float>(rows.rows(), rows.cols());
-  for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), own.row(i).begin());
-  if (side == Side::key && shape.values_in_keys) copy_values(rows, as_size(shape.heads), values);
-}
-
-std::vector<uint64_t> StoredQueries::rows_in(const KvReader& kv) {
-  if (kv.query_tokens() == 0 || kv.query_layers() != kv.layers() || kv.model().key_state != "post-rope")
-    return {};
-  return kv.query_token_rows(0, kv.query_tokens());
-}
-
 StoredQueries::StoredQueries(const KvReader& kv, std::span<const uint64_t> rows, size_t document,
                              size_t most) {
   const auto begin = std::ranges::lower_bound(rows, kv.documents().offsets[document]),

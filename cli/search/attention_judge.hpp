@@ -14,7 +14,12 @@ namespace kvcodec::cli {
 struct LayerRows {
   LayerRows(const KvReader& kv, int layer, uint64_t first, uint64_t count);
   /// Puts other rows of a side in place of its own: (count, heads * stored_dim). Values that lie in keys follow these.
-  void replace(const LayerShape& shape, Side side, MatrixView<const float> rows);
+  void replace(const LayerShape& shape, Side side, MatrixView<const float> rows) {
+    Matrix<float>& own = side == Side::key ? keys : values;
+    own = Matrix<float>(rows.rows(), rows.cols());
+    for (size_t i = 0; i < rows.rows(); ++i) std::ranges::copy(rows.row(i), own.row(i).begin());
+    if (side == Side::key && shape.values_in_keys) copy_values(rows, as_size(shape.heads), values);
+  }
 
   Matrix<float> keys, values;
 };
@@ -24,7 +29,11 @@ class StoredQueries {
  public:
   /// The rows of the file that have queries, rising. None if a layer has no queries, or if the keys are not what queries are multiplied
   /// with.
-  static std::vector<uint64_t> rows_in(const KvReader& kv);
+  static std::vector<uint64_t> rows_in(const KvReader& kv) {
+    if (kv.query_tokens() == 0 || kv.query_layers() != kv.layers() || kv.model().key_state != "post-rope")
+      return {};
+    return kv.query_token_rows(0, kv.query_tokens());
+  }
   /// At most `most` of the document's queries, at even distances. rows: of rows_in(), which reads those of all documents.
   StoredQueries(const KvReader& kv, std::span<const uint64_t> rows, size_t document, size_t most);
 

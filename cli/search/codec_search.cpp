@@ -312,18 +312,11 @@ LearningSplit split_for_learning(const std::vector<size_t>& documents) {
 }
 
 std::vector<std::string_view> codecs_worth_trying() {
-  std::vector<std::string_view> names;
-  for (const CodecEntry* entry : codecs_to_try("")) names.push_back(entry->name);
-  return names;
+  return mapped<std::string_view>(codecs_to_try(""), &CodecEntry::name);
 }
 
 bool tries_codec(const SearchOptions& options, std::string_view name) {
   return std::ranges::count(codecs_to_try(options.codecs), name, &CodecEntry::name) > 0;
-}
-
-std::string SearchOptions::goal_text() const {
-  return goal.of_rate() ? fmt::format("--total-bits is {}", goal.total_bits)
-                        : fmt::format("--max-nll is {}", goal.max_nll);
 }
 
 void SearchOptions::check_books() const { (void)read_books(books, codecs_to_try(codecs)); }

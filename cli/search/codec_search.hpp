@@ -2,7 +2,6 @@
 // goal. For kvcodec choose, and for encode --codec auto.
 #pragma once
 
-#include <array>
 #include <optional>
 #include <span>
 #include <string>
@@ -66,7 +65,10 @@ struct SearchOptions {
   std::string weights = {};  ///< sensitivity file for codecs that weigh errors; "": none
   double time = 600;         ///< seconds after which no measurement is begun
 
-  std::string goal_text() const;
+  std::string goal_text() const {
+    return goal.of_rate() ? fmt::format("--total-bits is {}", goal.total_bits)
+                          : fmt::format("--max-nll is {}", goal.max_nll);
+  }
   /// Throws Error(usage) without a goal, and for goals that exclude each other or lack a required option.
   void check_goal() const;
   /// Reads the books. Throws Error(usage) for unknown names of codecs, and for books that none of the codecs uses.

@@ -1,6 +1,5 @@
 #include "cli/search/goal.hpp"
 
-#include <cmath>
 #include <limits>
 #include <map>
 
@@ -12,7 +11,6 @@
 #include "lib/pipeline/sensitivity.hpp"
 
 namespace kvcodec::cli {
-namespace {
 
 /// Number of documents on which a model is run for a loss, and their length.
 constexpr size_t kLossDocuments = 6;
@@ -53,7 +51,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kQualityDb[] = {10, 15, 20, 30};
 
 /// Throws Error(bad_input) unless the cache could be the model's.
-void check_model(const std::string& model, ModelFiles& files, const KvReader& kv) {
+static void check_model(const std::string& model, ModelFiles& files, const KvReader& kv) {
   const ModelConfig& config = files.description().config;
   const ModelInfo& info = kv.model();
   const int heads = config.max_kv_heads(), dims = config.max_head_dim();
@@ -62,14 +60,6 @@ void check_model(const std::string& model, ModelFiles& files, const KvReader& kv
                     config.num_layers, heads, dims, info.num_layers, info.num_kv_heads, info.head_dim);
   if (!info.weights().empty())  // a digest requires reading all weights
     check_same_weights(model, model_info(model, files, false), kv.name(), info);
-}
-
-}  // namespace
-
-std::string Loss::text() const {
-  return fmt::format("the model loses {:.4f} nats per token, {}", worst(),
-                     has_interval() ? fmt::format("at most {:.4f} with 95% confidence", upper())
-                                    : "of which so few documents give no interval");
 }
 
 LossMeter::LossMeter(const GoalOptions& goal, const SearchedCache& cache, const CommonOptions& common)
@@ -146,22 +136,18 @@ void LossMeter::note_limits(const Loss& loss, const std::string& codec) const {
         cache_.kv.name(), 100 * share);
 }
 
-namespace {
-
 /// Tokens of the whole documents that a search may sample.
-uint64_t tokens_of(const SearchedCache& cache) {
+static uint64_t tokens_of(const SearchedCache& cache) {
   uint64_t tokens = 0;
   for (const size_t document : cache.sampled) tokens += cache.kv.documents().length(document);
   return tokens;
 }
 
-uint64_t width_of(const SearchedCache& cache) {
+static uint64_t width_of(const SearchedCache& cache) {
   uint64_t width = 0;
   for (const int layer : cache.layers) width += cache.kv.model().layer_shape(layer).width();
   return std::max<uint64_t>(width, 1);
 }
-
-}  // namespace
 
 Samples::Samples(const SearchedCache& cache, const GoalOptions& goal, const CommonOptions& common)
     : narrow(cache.kv, cache.documents, cache.sampled, cache.layers,
@@ -694,13 +680,6 @@ std::vector<OptionField> GoalOptions::fields() {
            "in rise of the NLL and in KL divergence (no default)",
            &max_nll, 0},
           {"model", "model for --max-nll: a directory or a GGUF file", &model}};
-}
-
-void GoalOptions::declare(Command& command) {
-  command.group("A goal instead of a codec's options");
-  command.options(*this, {{"model", "PATH"}});
-  command.repeated("text", "text files and folders for --max-nll; not those that are to be encoded", texts,
-                   "PATH");
 }
 
 void GoalOptions::check_goal() const {

@@ -39,7 +39,12 @@ struct GoalOptions final : Options {
   std::vector<std::string> texts;  ///< likewise
 
   std::vector<OptionField> fields() override;
-  void declare(Command& command);
+  void declare(Command& command) {
+    command.group("A goal instead of a codec's options");
+    command.options(*this, {{"model", "PATH"}});
+    command.repeated("text", "text files and folders for --max-nll; not those that are to be encoded", texts,
+                     "PATH");
+  }
   bool of_rate() const { return total_bits >= 0; }
   bool of_loss() const { return max_nll >= 0; }
   bool given() const { return of_rate() || of_loss() || quality.has_value(); }
@@ -70,7 +75,11 @@ struct Loss {
     return has_interval() ? std::max(rise + rise_half, divergence + divergence_half) : worst();
   }
   /// "the model loses 0.0123 nats per token, at most 0.0151 with 95% confidence".
-  std::string text() const;
+  std::string text() const {
+    return fmt::format("the model loses {:.4f} nats per token, {}", worst(),
+                       has_interval() ? fmt::format("at most {:.4f} with 95% confidence", upper())
+                                      : "of which so few documents give no interval");
+  }
 };
 
 /// Measures losses on texts by the closed loop (lib/pipeline/closed_loop.hpp) on few documents, because searches measure often.

@@ -1,6 +1,5 @@
 #include "cli/search/probe.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -9,7 +8,6 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cli {
-namespace {
 
 /// The bytes of a codes file besides its streams and its block of headers: of each token, document, part (one per side of a group), group of
 /// parts, and stream of one; of headers in small blocks; and one byte of so many, for digests and an unused end. Measured; they matter for a
@@ -25,13 +23,11 @@ constexpr uint64_t kTokensOfQuery = 128, kLeastQueries = 4;
 constexpr uint64_t kCut = 256;
 
 /// Bits of a stream's bytes in a file, with packed ids.
-double stored_bits(const StreamSpec& spec, uint64_t bytes) {
+static double stored_bits(const StreamSpec& spec, uint64_t bytes) {
   const uint64_t elements = bytes / size_of(spec.type);
   return spec.index_bound > 0 ? static_cast<double>(elements * index_bits(spec.index_bound))
                               : static_cast<double>(bytes) * 8;
 }
-
-}  // namespace
 
 Probe::Probe(const KvReader& kv, const std::vector<size_t>& documents, const std::vector<size_t>& sampled,
              const std::vector<int>& layers, uint64_t max_tokens)
@@ -80,18 +76,6 @@ std::vector<Probe::Piece> Probe::pieces_of(size_t part) const {
     }
   std::ranges::sort(pieces, {}, &Piece::document);
   return pieces;
-}
-
-Probe::Piece Probe::piece_at(size_t document, uint64_t first, uint64_t count) const {
-  return {document, first, count, kv_.has_tokens() ? kv_.tokens(first, count) : std::vector<uint32_t>()};
-}
-
-void Probe::note_energy_alone(const CommonOptions& common) const {
-  if (!has_queries())
-    common.note(
-        "{}: it has no queries for attention, so that errors are judged by their energy alone, which says little "
-        "about what a model loses; see dump-kv --queries",
-        kv_.name());
 }
 
 template <class Body>
@@ -259,11 +243,9 @@ double cost_of_errors(const Probe::SideErrors& errors, Side side, size_t layer, 
                                : errors.error / errors.signal;
 }
 
-namespace {
-
 /// cost(errors, side, layer): of a side of a layer that has a signal.
 template <class Cost>
-double mean_db(const Probe::Errors& errors, const Cost& cost) {
+static double mean_db(const Probe::Errors& errors, const Cost& cost) {
   double sum = 0;
   size_t count = 0;
   for (size_t layer = 0; layer < errors.size(); ++layer)
@@ -272,8 +254,6 @@ double mean_db(const Probe::Errors& errors, const Cost& cost) {
         sum += cost(own, side, layer), ++count;
   return count == 0 ? 0 : -10 * std::log10(sum / static_cast<double>(count));
 }
-
-}  // namespace
 
 double Probe::snr_db(const Errors& errors) {
   return mean_db(errors, [](const SideErrors& own, Side, size_t) { return own.error / own.signal; });

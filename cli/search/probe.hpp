@@ -1,7 +1,6 @@
 // A codec on a sample of a cache: encode uses it to find options for a rate or a quality before it writes anything.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -28,7 +27,13 @@ class Probe {
   uint64_t coded_values() const { return coded_values_; }
 
   /// Notes, unless there are queries, that errors are judged by their energy alone.
-  void note_energy_alone(const CommonOptions& common) const;
+  void note_energy_alone(const CommonOptions& common) const {
+    if (!has_queries())
+      common.note(
+          "{}: it has no queries for attention, so that errors are judged by their energy alone, which says little "
+          "about what a model loses; see dump-kv --queries",
+          kv_.name());
+  }
 
   /// The errors of one side of a layer of the sample.
   struct SideErrors {
@@ -94,7 +99,9 @@ class Probe {
 
   Trial measure(const Codec& codec, std::span<const Side> sides, Asked asked) const;
   std::vector<Piece> pieces_of(size_t part) const;
-  Piece piece_at(size_t document, uint64_t first, uint64_t count) const;
+  Piece piece_at(size_t document, uint64_t first, uint64_t count) const {
+    return {document, first, count, kv_.has_tokens() ? kv_.tokens(first, count) : std::vector<uint32_t>()};
+  }
   template <class Body>
   void for_each_part(const Codec& codec, std::span<const Side> sides, const Body& body) const;
   Total total_of(const GroupShape& shape, const Encoded& encoded, const Rows& rows) const;

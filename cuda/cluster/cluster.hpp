@@ -13,7 +13,6 @@
 
 #include "cuda/runtime/runtime.hpp"
 #include "lib/attention/selector.hpp"
-#include "lib/core/view.hpp"
 
 namespace kvcodec::cuda {
 

@@ -1,12 +1,9 @@
 #include "cuda/kvcomp/kvcomp_encode.hpp"
 
-#include "lib/core/half_bits.hpp"
-
 namespace kvcodec::cuda {
-namespace {
 
 /// Has no branch for each value: a piece of work has half a million values, and the device waits for this.
-bool all_finite(std::span<const uint16_t> halves, bool brain) {
+static bool all_finite(std::span<const uint16_t> halves, bool brain) {
   const unsigned exponent = brain ? 0x7f80 : 0x7c00;
   unsigned found = 0;
   for (const uint16_t half : halves) found |= (half & exponent) == exponent;
@@ -14,19 +11,18 @@ bool all_finite(std::span<const uint16_t> halves, bool brain) {
 }
 
 /// Zeros, for a stream of bytes that a kernel writes bit by bit.
-DeviceBuffer<uint32_t> zero_words(uint64_t bytes, const Stream& stream) {
+static DeviceBuffer<uint32_t> zero_words(uint64_t bytes, const Stream& stream) {
   DeviceBuffer<uint32_t> words(bytes / 4 + 1);
   words.fill(0, stream);
   return words;
 }
 
-std::vector<uint8_t> bytes_of(const DeviceBuffer<uint32_t>& words, uint64_t bytes, const Stream& stream) {
+static std::vector<uint8_t> bytes_of(const DeviceBuffer<uint32_t>& words, uint64_t bytes,
+                                     const Stream& stream) {
   const std::vector<uint32_t> host = downloaded(words, stream);
   const auto* begin = reinterpret_cast<const uint8_t*>(host.data());
   return {begin, begin + bytes};
 }
-
-}  // namespace
 
 std::vector<uint32_t> kvcomp_codes(const HuffmanBook& book) {
   const auto entry = [&](size_t symbol) { return uint32_t{book.code(symbol)} << 16 | book.length(symbol); };
@@ -79,14 +75,6 @@ QuantizedBlocks::QuantizedBlocks(const kvcomp::Layout& layout, DType storage, co
   stream_.run("quantizing blocks", run_kvcomp_quantize, all_,
               KvcompBound{bound.range, bound.absolute, bound.magnitude});
   stream_.synchronize();
-}
-
-std::vector<uint64_t> QuantizedBlocks::histogram() const {
-  DeviceBuffer<unsigned long long> counts(256);
-  counts.fill(0, stream_);
-  stream_.run("counting symbols", run_kvcomp_histogram, symbols_.data(), symbols_.size(), counts.data());
-  const auto found = downloaded(counts, stream_);
-  return {found.begin(), found.end()};
 }
 
 EncodedBlocks QuantizedBlocks::encode(const BlockCoder& coder) const {

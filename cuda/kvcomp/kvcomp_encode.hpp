@@ -37,7 +37,13 @@ class QuantizedBlocks {
   std::vector<int16_t> origins() const { return downloaded(origins_, stream_); }
 
   /// Count of each of the 256 symbols.
-  std::vector<uint64_t> histogram() const;
+  std::vector<uint64_t> histogram() const {
+    DeviceBuffer<unsigned long long> counts(256);
+    counts.fill(0, stream_);
+    stream_.run("counting symbols", run_kvcomp_histogram, symbols_.data(), symbols_.size(), counts.data());
+    const auto found = downloaded(counts, stream_);
+    return {found.begin(), found.end()};
+  }
 
   /// Throws Error(usage) for a coder of rANS.
   EncodedBlocks encode(const BlockCoder& coder) const;

@@ -9,7 +9,6 @@
 #include "lib/sparse/omp_decisions.hpp"
 
 namespace kvcodec::cuda {
-namespace {
 
 /// Up to which the sums of norms are within the bounds' slack (omp.cu).
 constexpr size_t kMaxWidth = size_t{1} << 15;
@@ -25,18 +24,16 @@ constexpr size_t kRoundsUnseen = 8;
 /// A grid has at most kMaxGridRows rows of tiles; signals of a batch stay far below.
 constexpr size_t kMaxAtOnce = size_t{1} << 20;
 
-size_t mask_words(size_t atoms) { return (atoms + 31) / 32; }
-size_t tiles_of(size_t atoms) { return (atoms + kOmpAtoms - 1) / kOmpAtoms; }
+static size_t mask_words(size_t atoms) { return (atoms + 31) / 32; }
+static size_t tiles_of(size_t atoms) { return (atoms + kOmpAtoms - 1) / kOmpAtoms; }
 
 /// Bytes of device memory for each signal of a batch, codes included.
-uint64_t bytes_per_signal(const OmpDictionary& dictionary, size_t s) {
+static uint64_t bytes_per_signal(const OmpDictionary& dictionary, size_t s) {
   const OmpAtoms atoms = dictionary.device();
   return uint64_t{atoms.width} * 4 + uint64_t{atoms.stride} * (2 * 4 + 8) + uint64_t{atoms.padded} * 2 +
          packed_columns(s) * 8 + s * (2 * 8 + 2 * 4) + mask_words(atoms.count) * 4 +
          tiles_of(atoms.count) * sizeof(OmpPeak) + 64;
 }
-
-}  // namespace
 
 OmpDictionary::OmpDictionary(MatrixView<const float> atoms) {
   check_atoms(atoms);
@@ -56,33 +53,6 @@ void OmpDictionary::resize(size_t n, size_t m) {
             .width = static_cast<uint32_t>(m),
             .stride = static_cast<uint32_t>(stride),
             .padded = static_cast<uint32_t>(padded)};
-}
-
-void OmpDictionary::assign(MatrixView<const float> atoms, const Stream& stream) {
-  resize(atoms.rows(), atoms.cols());
-  const PackedRows rows(atoms, atoms_.stride);
-  rows_.upload(rows.values(), stream);
-  prepare(stream);
-  stream.synchronize();  // `rows` ends here
-}
-
-void OmpDictionary::prepare(const Stream& stream) {
-  atoms_.gram = nullptr;
-  largest_.fill(0, stream);
-  stream.run("rounding atoms", run_omp_atoms, atoms_, rough_.data(), energies_.data(), largest_.data());
-}
-
-void OmpDictionary::build_gram(const Stream& stream) {
-  if (atoms_.gram) return;
-  stream.run("inner products of atoms", run_omp_gram, atoms_,
-             gram_.sized(checked_mul(atoms_.count, atoms_.count)));
-  atoms_.gram = gram_.data();
-}
-
-void OmpBatches::check(const OmpDictionary& dictionary, const OmpOptions& options) {
-  options.check(dictionary.device().width, dictionary.device().count);
-  if (options.sparsity > int64_t{kOmpMaxTaken})
-    throw usage_error("sparsity is {}; a device takes up to {}, the CPU any", options.sparsity, kOmpMaxTaken);
 }
 
 bool gram_pays(const OmpDictionary& dictionary, uint64_t signals, int64_t s) {

@@ -38,11 +38,26 @@ class OmpDictionary {
   /// Room for (n, m); Throws Error(failed) for sizes that a device does not take.
   void resize(size_t n, size_t m);
   /// Copies atoms (n, m) whose norms were checked, and prepares them.
-  void assign(MatrixView<const float> atoms, const Stream& stream);
+  void assign(MatrixView<const float> atoms, const Stream& stream) {
+    resize(atoms.rows(), atoms.cols());
+    const PackedRows rows(atoms, atoms_.stride);
+    rows_.upload(rows.values(), stream);
+    prepare(stream);
+    stream.synchronize();  // `rows` ends here
+  }
   /// Prepares rows() anew, after a kernel changed them. Zeros stand behind the width. Drops the inner products.
-  void prepare(const Stream& stream);
+  void prepare(const Stream& stream) {
+    atoms_.gram = nullptr;
+    largest_.fill(0, stream);
+    stream.run("rounding atoms", run_omp_atoms, atoms_, rough_.data(), energies_.data(), largest_.data());
+  }
   /// Computes the inner products between atoms, 4 n^2 bytes, unless they are there. They save time, and change nothing.
-  void build_gram(const Stream& stream);
+  void build_gram(const Stream& stream) {
+    if (atoms_.gram) return;
+    stream.run("inner products of atoms", run_omp_gram, atoms_,
+               gram_.sized(checked_mul(atoms_.count, atoms_.count)));
+    atoms_.gram = gram_.data();
+  }
 
   DeviceBuffer<float>& rows() { return rows_; }
   const DeviceBuffer<float>& rows() const { return rows_; }
@@ -73,7 +88,12 @@ struct OmpCodes {
 class OmpBatches {
  public:
   /// Throws Error(usage) for options that a device or this dictionary does not take.
-  static void check(const OmpDictionary& dictionary, const OmpOptions& options);
+  static void check(const OmpDictionary& dictionary, const OmpOptions& options) {
+    options.check(dictionary.device().width, dictionary.device().count);
+    if (options.sparsity > int64_t{kOmpMaxTaken})
+      throw usage_error("sparsity is {}; a device takes up to {}, the CPU any", options.sparsity,
+                        kOmpMaxTaken);
+  }
 
   /// Signals of a batch for `count` of them: whole tiles for all multiprocessors, in half of the memory
   /// that is free or held by this already. Throws OutOfMemory if that is too little for one signal.

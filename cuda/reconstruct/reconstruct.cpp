@@ -19,15 +19,6 @@ constexpr size_t kMaxWidth = kMaxGridRows * kLevelChannels;
 /// Signals of atoms of 8 bits that are prepared at a time: with 64 pairs each 64 MiB.
 constexpr size_t kPreparedAtOnce = size_t{1} << 18;
 
-DeviceReconstructor::DeviceReconstructor(MatrixView<const float> atoms)
-    : atoms_(atoms.rows()), width_(atoms.cols()) {
-  check_size();
-  const size_t stride = round_up(width_, 8);
-  rows_ = upload_rows(atoms, Stream(), stride);
-  of_floats_ = {rows_.data(), static_cast<uint32_t>(atoms_), static_cast<uint32_t>(width_),
-                static_cast<uint32_t>(stride)};
-}
-
 DeviceReconstructor::DeviceReconstructor(const ByteAtoms& atoms)
     : in_bytes_(true), atoms_(atoms.levels.rows()), width_(atoms.levels.cols()) {
   check_size();

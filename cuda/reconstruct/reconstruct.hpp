@@ -23,7 +23,13 @@ class DeviceReconstructor {
  public:
   /// atoms: (n, m), copied to device memory. Throws Error(failed) for no atom, and for atoms of more than 2^20 - 16
   /// values.
-  explicit DeviceReconstructor(MatrixView<const float> atoms);
+  explicit DeviceReconstructor(MatrixView<const float> atoms) : atoms_(atoms.rows()), width_(atoms.cols()) {
+    check_size();
+    const size_t stride = round_up(width_, 8);
+    rows_ = upload_rows(atoms, Stream(), stride);
+    of_floats_ = {rows_.data(), static_cast<uint32_t>(atoms_), static_cast<uint32_t>(width_),
+                  static_cast<uint32_t>(stride)};
+  }
   explicit DeviceReconstructor(const ByteAtoms& atoms);
 
   size_t width() const { return width_; }

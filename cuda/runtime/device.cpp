@@ -6,10 +6,9 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec::cuda {
-namespace {
 
 /// Number of devices; the reason for none, if any, in `why`.
-int count_devices(std::string& why) {
+static int count_devices(std::string& why) {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaSuccess && count > 0) return count;
@@ -18,7 +17,7 @@ int count_devices(std::string& why) {
   return 0;
 }
 
-DeviceInfo describe(int index) {
+static DeviceInfo describe(int index) {
   cudaDeviceProp properties{};
   const cudaError_t status = cudaGetDeviceProperties(&properties, index);
   if (status != cudaSuccess) throw failed("device {}: {}", index, cudaGetErrorString(status));
@@ -30,8 +29,6 @@ DeviceInfo describe(int index) {
           properties.multiProcessorCount,
           properties.sharedMemPerBlockOptin};
 }
-
-}  // namespace
 
 std::vector<DeviceInfo> devices() {
   std::string why;

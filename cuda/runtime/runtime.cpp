@@ -1,6 +1,5 @@
 #include "cuda/runtime/runtime.hpp"
 
-#include <algorithm>
 #include <atomic>
 
 #include <cuda_runtime.h>
@@ -16,28 +15,26 @@ void check(Status status, const char* what) {
   throw DeviceFault(message);
 }
 
-namespace {
-
-int current_device() {
+static int current_device() {
   int device = 0;
   check(cudaGetDevice(&device), "asking for the device in use");
   return device;
 }
 
-size_t attribute(cudaDeviceAttr name, int device) {
+static size_t attribute(cudaDeviceAttr name, int device) {
   int value = 0;
   check(cudaDeviceGetAttribute(&value, name, device), "asking what the device can do");
   return static_cast<size_t>(value);
 }
 
-std::atomic<uint64_t> free_limit = kAllFreeBytes;
+static std::atomic<uint64_t> free_limit = kAllFreeBytes;
 
 /// Freed memory stays with the process up to this size: asking the driver for it anew takes as long as a
 /// small piece of work.
 constexpr uint64_t kKeptBytes = uint64_t{4} << 30;
 
 /// The pool of the device in use; nullptr where it has none.
-cudaMemPool_t memory_pool() {
+static cudaMemPool_t memory_pool() {
   static const cudaMemPool_t pool = [] {
     const int device = current_device();
     cudaMemPool_t own = nullptr;
@@ -50,7 +47,7 @@ cudaMemPool_t memory_pool() {
   return pool;
 }
 
-uint64_t pool_bytes(cudaMemPoolAttr which) {
+static uint64_t pool_bytes(cudaMemPoolAttr which) {
   uint64_t bytes = 0;
   check(cudaMemPoolGetAttribute(memory_pool(), which, &bytes), "asking a memory pool for its size");
   return bytes;
@@ -63,12 +60,10 @@ constexpr size_t kVectorBytes = 16;
 /// memory after it has waited for this stream.
 constexpr cudaStream_t kPoolStream = nullptr;
 
-cudaError_t allocate_from_pool(void** data, size_t bytes) {
+static cudaError_t allocate_from_pool(void** data, size_t bytes) {
   const cudaError_t status = cudaMallocAsync(data, bytes, kPoolStream);
   return status == cudaSuccess ? cudaStreamSynchronize(kPoolStream) : status;
 }
-
-}  // namespace
 
 Limits limits() {
   const int device = current_device();

@@ -16,7 +16,6 @@
 static_assert(kvcodec::cuda::kRvqMaxHypotheses == kvcodec::ResidualEncoder::kMaxHypotheses);
 
 namespace kvcodec::cuda {
-namespace {
 
 /// Maximum product of norms: a quarter of the largest float, so that scores, with their biases and
 /// rounding errors, are floats.
@@ -26,7 +25,7 @@ constexpr double kMaxProduct = 0x1p126;
 constexpr size_t kRowsAtOnce = 1 << 17;
 
 /// The power of two that brings the largest of these magnitudes to [1, 2).
-float scale_of(MatrixView<const float> entries) {
+static float scale_of(MatrixView<const float> entries) {
   float largest = 0;
   for (size_t e = 0; e < entries.rows(); ++e)
     for (const float value : entries.row(e)) largest = std::max(largest, std::abs(value));
@@ -35,15 +34,15 @@ float scale_of(MatrixView<const float> entries) {
 }
 
 /// A float that is not below x >= 0.
-float float_above(double x) {
+static float float_above(double x) {
   if (x >= double{std::numeric_limits<float>::max()}) return std::numeric_limits<float>::infinity();
   return std::nextafter(static_cast<float>(x), std::numeric_limits<float>::infinity());
 }
 
 /// Writes the halves of a stage's entries (depth apart) and returns their bounds. largest_norm: becomes that of the entries,
 /// or infinity where a value is not finite.
-RvqScreen screen_of(MatrixView<const float> entries, std::span<const float> bias, size_t depth,
-                    std::span<uint16_t> halves, double& largest_norm) {
+static RvqScreen screen_of(MatrixView<const float> entries, std::span<const float> bias, size_t depth,
+                           std::span<uint16_t> halves, double& largest_norm) {
   RvqScreen screen{scale_of(entries), 0, 0, 0};
   double norm = 0, rounding = 0;
   for (size_t e = 0; e < entries.rows(); ++e) {
@@ -65,8 +64,6 @@ RvqScreen screen_of(MatrixView<const float> entries, std::span<const float> bias
   screen.rounding = float_above(std::sqrt(rounding));
   return screen;
 }
-
-}  // namespace
 
 ResidualQuantizer::ResidualQuantizer(const Codebooks& books) : width_(books.width()) {
   const size_t stages = books.stages(), count = books.entries(), padded = books.padded();

@@ -39,13 +39,6 @@ std::vector<SignCodebook> build_codebooks(MatrixView<const float> rows, size_t h
   return codebooks;
 }
 
-DeviceSignIndex::DeviceSignIndex(size_t dims, MatrixView<const uint8_t> codes)
-    : dims_(dims), row_bytes_(round_up(sign_row_bytes(dims), 16)), tokens_(codes.rows()) {
-  check_shape("sign codes", codes, tokens_, sign_row_bytes(dims));
-  if (tokens_ > (uint64_t{1} << 32)) throw failed("{} tokens in one index: ids have 32 bits", tokens_);
-  codes_ = upload_rows(codes, Stream(), row_bytes_);
-}
-
 void DeviceSignIndex::scores(std::span<const SignTable> tables, MatrixView<float> out) const {
   check_shape("scores", out, tables.size(), tokens_);
   const size_t groups = dims_ / kSignGroup;

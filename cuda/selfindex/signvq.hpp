@@ -27,7 +27,12 @@ class DeviceSignIndex {
  public:
   /// codes: (n, sign_row_bytes(dims)), copied. Throws Error(bad_input) unless dims is a positive multiple of 4, and
   /// Error(failed) as kvcodec::SignIndex does.
-  DeviceSignIndex(size_t dims, MatrixView<const uint8_t> codes);
+  DeviceSignIndex(size_t dims, MatrixView<const uint8_t> codes)
+      : dims_(dims), row_bytes_(round_up(sign_row_bytes(dims), 16)), tokens_(codes.rows()) {
+    check_shape("sign codes", codes, tokens_, sign_row_bytes(dims));
+    if (tokens_ > (uint64_t{1} << 32)) throw failed("{} tokens in one index: ids have 32 bits", tokens_);
+    codes_ = upload_rows(codes, Stream(), row_bytes_);
+  }
 
   /// Row i of out, (tables.size(), tokens), becomes the scores of table i.
   void scores(std::span<const SignTable> tables, MatrixView<float> out) const;

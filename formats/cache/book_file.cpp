@@ -7,13 +7,12 @@
 #include "formats/io/row_program.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr const char* kProgramType = "program";  // for the codec exec: no file of ours
 constexpr std::string_view kBookTypes[] = {"dictionary", "codebooks", "transform"};
 
 /// Array names are paths below the book's group: lower-case words with '_' or '-', joined by '/'.
-bool is_array_name(std::string_view name) {
+static bool is_array_name(std::string_view name) {
   const auto allowed = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '/';
   };
@@ -24,8 +23,6 @@ bool is_array_name(std::string_view name) {
 std::string below(const std::string& group, const std::string& name) {
   return group == "/" ? group + name : group + "/" + name;
 }
-
-}  // namespace
 
 Book read_book_at(const h5::File& file, const std::string& group, const std::string& type,
                   bool with_training) {

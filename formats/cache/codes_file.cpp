@@ -9,12 +9,11 @@
 #include "lib/core/fault.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// Rows of the table of parts that are kept, because the sides of a document are requested one after the other.
 constexpr size_t kRowsKept = 64;
 
-DType dtype_attribute(const h5::File& file, const std::string& name, std::span<const DType> possible) {
+static DType dtype_attribute(const h5::File& file, const std::string& name, std::span<const DType> possible) {
   const std::string text = file.text(kRoot, name);
   const auto type = value_named<DType>(text);
   if (!type) throw file.error(kRoot, "attribute '{}' is '{}', which is not an element type", name, text);
@@ -25,15 +24,13 @@ DType dtype_attribute(const h5::File& file, const std::string& name, std::span<c
 }
 
 /// Returns a part that begins inside another one, or nullptr. Sorts the places.
-const PartPlace* find_overlap(std::vector<PartPlace>& places) {
+static const PartPlace* find_overlap(std::vector<PartPlace>& places) {
   std::erase_if(places, [](const PartPlace& place) { return place.size == 0; });
   std::ranges::sort(places, {}, &PartPlace::begin);
   for (size_t i = 1; i < places.size(); ++i)
     if (places[i - 1].begin + places[i - 1].size > places[i].begin) return &places[i];
   return nullptr;
 }
-
-}  // namespace
 
 std::vector<int> CodesInfo::layers_of(int group) const {
   if (group_of_layer.empty()) return consecutive(group, layer_group);

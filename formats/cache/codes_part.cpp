@@ -11,11 +11,10 @@
 #include "lib/entropy/pack.hpp"
 
 namespace kvcodec {
-namespace {
 
 // Layouts ----------------------------------------------------------------------------------------------
 
-bool is_stream_name(std::string_view name) {
+static bool is_stream_name(std::string_view name) {
   return !name.empty() && std::ranges::all_of(name, [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
   });
@@ -23,7 +22,7 @@ bool is_stream_name(std::string_view name) {
 
 /// Calls body(T{}), where T is the type of an index stream's elements.
 template <class Body>
-void with_element_type(DType type, const Body& body) {
+static void with_element_type(DType type, const Body& body) {
   if (type == DType::u8) return body(uint8_t{});
   if (type == DType::u16) return body(uint16_t{});
   body(uint32_t{});
@@ -32,19 +31,19 @@ void with_element_type(DType type, const Body& body) {
 /// Elements per piece of parallel (un)packing; a multiple of 8, so that every piece begins at a whole byte if the first one does.
 constexpr size_t kPackPiece = size_t{1} << 16;
 
-std::string need_string(const JsonFields& fields, const char* name) {
+static std::string need_string(const JsonFields& fields, const char* name) {
   const auto text = fields.get_string(name);
   if (!text) throw bad_input("'{}' is missing", name);
   return *text;
 }
 
-uint64_t need_positive(const JsonFields& fields, const char* name) {
+static uint64_t need_positive(const JsonFields& fields, const char* name) {
   const int64_t value = fields.need_int(name);
   if (value < 1) throw bad_input("'{}' is {}; 1 or more is possible", name, value);
   return static_cast<uint64_t>(value);
 }
 
-StoredSpec stored_spec_from(const nlohmann::json& object, std::string_view category) {
+static StoredSpec stored_spec_from(const nlohmann::json& object, std::string_view category) {
   const JsonFields fields(object);
   StoredSpec stored;
   StreamSpec& spec = stored.spec;
@@ -80,8 +79,6 @@ StoredSpec stored_spec_from(const nlohmann::json& object, std::string_view categ
     return stored;
   });
 }
-
-}  // namespace
 
 uint64_t StoredSpec::bytes(uint64_t rows) const {
   if (packed_bits == 0) return checked_mul(rows, spec.row_bytes());

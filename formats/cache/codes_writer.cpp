@@ -3,6 +3,7 @@
 #include <set>
 
 #include "formats/cache/codes_io.hpp"
+#include "lib/core/mapped.hpp"
 
 namespace kvcodec {
 
@@ -122,10 +123,9 @@ void CodesFile::finish(const Provenance& provenance) {
   file_.set_integer(kRoot, "layer_group", info_.layer_group);
   file_.set_extents(kRoot, "groups", std::vector<uint64_t>(info_.groups.begin(), info_.groups.end()));
   if (!info_.group_of_layer.empty()) {
-    std::vector<uint64_t> numbers;
-    numbers.reserve(info_.group_of_layer.size());
-    for (const int group : info_.group_of_layer)
-      numbers.push_back(static_cast<uint64_t>(group < 0 ? info_.model.num_layers : group));
+    const auto numbers = mapped<uint64_t>(info_.group_of_layer, [&](int group) {
+      return static_cast<uint64_t>(group < 0 ? info_.model.num_layers : group);
+    });
     file_.set_extents(kRoot, kGroupOfLayer, numbers);
   }
   write_layouts();
@@ -422,8 +422,7 @@ struct CodesWriter::Impl {
   }
 
   void write(const PartName& name, std::span<const OpenStream* const> streams) {
-    std::vector<uint64_t> rows;
-    for (const OpenStream* stream : streams) rows.push_back(stream->rows());
+    const auto rows = mapped<uint64_t>(streams, &OpenStream::rows);
     file.write(name, rows, [&](size_t stream, uint64_t first, uint64_t, auto out) {
       streams[stream]->data.read(first * streams[stream]->row_bytes, out);
     });
@@ -479,12 +478,10 @@ struct CodesWriter::Impl {
   }
 };
 
-namespace {
-
 /// These tokens, behind those of a file that is extended. In a file that is changed in place, only those of the last document are
 /// written again, if it grows.
-Index index_of(const OutputFile& output, const CodesReader* base, const CodesInfo& info,
-               const TokenRun& tokens) {
+static Index index_of(const OutputFile& output, const CodesReader* base, const CodesInfo& info,
+                      const TokenRun& tokens) {
   Index index;
   if (base) {
     const Documents& before = base->info().documents;
@@ -513,7 +510,7 @@ Index index_of(const OutputFile& output, const CodesReader* base, const CodesInf
 
 /// Throws Error(failed) unless the documents of info are those of the base, the last one possibly longer, optionally followed by
 /// others.
-void check_extends(const OutputFile& output, const CodesReader& base, const CodesInfo& info) {
+static void check_extends(const OutputFile& output, const CodesReader& base, const CodesInfo& info) {
   const CodesInfo& before = base.info();
   const size_t documents = before.documents.count();
   if (info.groups != before.groups || info.layer_group != before.layer_group ||
@@ -528,8 +525,6 @@ void check_extends(const OutputFile& output, const CodesReader& base, const Code
       throw failed("{}: document {} is not that of {}", output.target(), d, base.name());
   }
 }
-
-}  // namespace
 
 CodesWriter::CodesWriter(OutputFile& output, const CodesInfo& info, const Codec& codec,
                          const TokenRun& tokens, const Book* embed_book, const CodesReader* alike)

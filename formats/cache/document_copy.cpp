@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
 
 #include "formats/cache/codes_io.hpp"
 #include "formats/cache/kv_file.hpp"
@@ -409,12 +408,6 @@ DocumentList list_documents(const CodesReader& codes) {
   });
   if (fault) list.needed_bytes = list.file_bytes;  // the documents can be listed, but not be copied
   return list;
-}
-
-uint64_t DocumentList::spare_bytes() const {
-  // Headers, tables of chunks and of digests, and chunks that are not full, of a file that was written at once.
-  const uint64_t of_format = (uint64_t{256} << 10) + needed_bytes / 16;
-  return file_bytes - std::min(file_bytes, needed_bytes + of_format);
 }
 
 DocumentSource::DocumentSource(const std::string& file) : file_(file) {

@@ -30,7 +30,11 @@ struct DocumentList {
   uint64_t needed_bytes = 0;  ///< of these, what a copy of all documents needs, without HDF5's overhead
 
   /// About how many bytes a copy of all documents saves.
-  uint64_t spare_bytes() const;
+  uint64_t spare_bytes() const {
+    // Headers, tables of chunks and of digests, and chunks that are not full, of a file that was written at once.
+    const uint64_t of_format = (uint64_t{256} << 10) + needed_bytes / 16;
+    return file_bytes - std::min(file_bytes, needed_bytes + of_format);
+  }
 };
 /// Throws Error(bad_input) for files of other types.
 DocumentList list_documents(const std::string& file);

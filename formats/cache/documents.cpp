@@ -5,14 +5,13 @@
 #include "formats/cache/header_io.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr char kNames[] = "/documents/name", kOffsets[] = "/documents/offset",
                kLeftOut[] = "/documents/left_out";
 
 /// A row of the dataset for each document, with a number for each layer.
-std::vector<std::vector<uint64_t>> read_left_out(const h5::File& file, const Documents& documents,
-                                                 const ModelInfo& model) {
+static std::vector<std::vector<uint64_t>> read_left_out(const h5::File& file, const Documents& documents,
+                                                        const ModelInfo& model) {
   const auto layers = static_cast<uint64_t>(model.num_layers);
   const h5::Dataset dataset = open_dataset(file, kLeftOut, DType::u64, {documents.count(), layers});
   const std::vector<uint64_t> numbers = dataset.read_as<uint64_t>(0, documents.count());
@@ -33,7 +32,7 @@ std::vector<std::vector<uint64_t>> read_left_out(const h5::File& file, const Doc
 constexpr char kDigest[] = "/documents/digest", kTime[] = "/documents/time",
                kMetadata[] = "/documents/metadata", kMetadataEnd[] = "/documents/metadata_end";
 
-FactsTable read_facts(const h5::File& file, size_t documents) {
+static FactsTable read_facts(const h5::File& file, size_t documents) {
   FactsTable facts;
   if (file.has(kDigest))
     facts.digests = open_dataset(file, kDigest, DType::u8, {documents, sizeof(Digest128)})
@@ -44,7 +43,7 @@ FactsTable read_facts(const h5::File& file, size_t documents) {
   return facts;
 }
 
-uint64_t write_facts(h5::File& file, const FactsTable& facts) {
+static uint64_t write_facts(h5::File& file, const FactsTable& facts) {
   uint64_t bytes = 0;
   if (std::ranges::any_of(facts.digests, [](const Digest128& digest) { return digest != Digest128{}; }))
     bytes +=
@@ -55,8 +54,6 @@ uint64_t write_facts(h5::File& file, const FactsTable& facts) {
              ? bytes
              : bytes + write_document_texts(file, {kMetadata, kMetadataEnd}, facts.metadata);
 }
-
-}  // namespace
 
 uint64_t Documents::held(int layer) const {
   uint64_t total = tokens();

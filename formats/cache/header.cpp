@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <ctime>
 
@@ -15,14 +14,15 @@
 #include "lib/core/checked.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// The types that this program reads and writes, and the version that all of them have.
 constexpr std::string_view kTypes[] = {"kv",        "dictionary", "codebooks",   "codes",    "index",
                                        "selection", "outputs",    "sensitivity", "transform"};
 constexpr int kFormatVersion = 1;
 
-bool is_known_type(std::string_view name) { return std::ranges::find(kTypes, name) != std::end(kTypes); }
+static bool is_known_type(std::string_view name) {
+  return std::ranges::find(kTypes, name) != std::end(kTypes);
+}
 
 /// The largest number of a model's shape, as in books: far beyond any real one. Readers may go through all layers.
 constexpr int kMaxOfShape = 1 << 20;
@@ -32,7 +32,7 @@ constexpr size_t kMaxHistoryBytes = 250000;
 constexpr size_t kMaxWordBytes = 4000, kMaxLineBytes = 6000;
 
 /// Text of at most that many bytes on one line: if it is longer, its beginning and its last bytes.
-std::string bounded_line(std::string line, size_t limit) {
+static std::string bounded_line(std::string line, size_t limit) {
   constexpr size_t kEnd = 1000, kMark = 64;
   std::ranges::replace(line, '\n', ' ');
   if (line.size() <= limit) return line;
@@ -42,7 +42,7 @@ std::string bounded_line(std::string line, size_t limit) {
 }
 
 /// Counts the commands that a line of a history stands for: one, unless the line gives a larger number.
-uint64_t commands_in(const std::string& line) {
+static uint64_t commands_in(const std::string& line) {
   unsigned long long more = 0;
   int length = 0;
   const bool is_count = std::sscanf(line.c_str(), "(and %llu more commands)%n", &more, &length) == 1 &&
@@ -52,7 +52,7 @@ uint64_t commands_in(const std::string& line) {
 
 /// The commands that led to a file, the last one its own. Of thousands, as for a joined file, only the first stay, and the number
 /// of the others.
-std::vector<std::string> bounded_history(const Provenance& provenance) {
+static std::vector<std::string> bounded_history(const Provenance& provenance) {
   std::vector<std::string> lines;
   for (const std::string& line : provenance.history) lines.push_back(history_line(line));
   std::string own = history_line(provenance.command);
@@ -76,7 +76,7 @@ constexpr char kLayerHeads[] = "layer_heads", kKeyDim[] = "layer_key_dim", kValu
                kValuesInKeys[] = "layer_values_in_keys", kSource[] = "layer_source";
 
 /// Throws Error(bad_input) for an impossible layer. number: that of the layer.
-void check_layer(const h5::File& file, const ModelInfo& model, int number, const LayerShape& layer) {
+static void check_layer(const h5::File& file, const ModelInfo& model, int number, const LayerShape& layer) {
   const auto wrong = [&](const std::string& what) { throw file.error(kRoot, "layer {}: {}", number, what); };
   if (layer.heads == 0) {
     if (layer.key_dim != 0 || layer.value_dim != 0 || layer.values_in_keys)
@@ -96,7 +96,7 @@ void check_layer(const h5::File& file, const ModelInfo& model, int number, const
     wrong(fmt::format("values of {} dimensions cannot lie in keys of {}", layer.value_dim, layer.key_dim));
 }
 
-std::vector<LayerShape> read_layer_shapes(const h5::File& file, const ModelInfo& model) {
+static std::vector<LayerShape> read_layer_shapes(const h5::File& file, const ModelInfo& model) {
   const auto count = static_cast<size_t>(model.num_layers);
   const auto numbers = [&](const char* name, int limit) {
     const std::vector<uint64_t> values = file.extents(kRoot, name);
@@ -120,7 +120,7 @@ std::vector<LayerShape> read_layer_shapes(const h5::File& file, const ModelInfo&
   return shapes;
 }
 
-void write_layer_shapes(h5::File& file, const ModelInfo& model) {
+static void write_layer_shapes(h5::File& file, const ModelInfo& model) {
   const auto write = [&](const char* name, const auto& number_of) {
     std::vector<uint64_t> numbers;
     for (int layer = 0; layer < model.num_layers; ++layer)
@@ -135,8 +135,6 @@ void write_layer_shapes(h5::File& file, const ModelInfo& model) {
 }
 
 constexpr char kImported[] = "imported", kFamily[] = "family", kScores[] = "scores";
-
-}  // namespace
 
 std::string history_words(std::string words) { return bounded_line(std::move(words), kMaxWordBytes); }
 
@@ -159,8 +157,6 @@ std::string date_text(int64_t seconds) {
   char text[32];
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc)};
 }
-
-Digest128 token_digest(std::span<const uint32_t> ids) { return digest_of(std::as_bytes(ids)); }
 
 FileType identify(const std::string& file) { return read_file_type(h5::File::open(file)); }
 

@@ -126,7 +126,7 @@ class FactsTable {
 };
 
 /// XXH3 with 128 bits of the ids, 4 bytes each, little-endian.
-Digest128 token_digest(std::span<const uint32_t> ids);
+inline Digest128 token_digest(std::span<const uint32_t> ids) { return digest_of(std::as_bytes(ids)); }
 
 /// Documents lie one after the other along the token axis: document i is tokens [offsets[i], offsets[i + 1]).
 struct Documents {

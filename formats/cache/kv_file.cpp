@@ -12,16 +12,17 @@
 #include "lib/core/half.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr uint64_t kMaxToken = std::numeric_limits<uint32_t>::max();
 
 // Floats of the three stored types ------------------------------------------------------------------
 
-bool is_stored_type(DType type) { return type == DType::bf16 || type == DType::f16 || type == DType::f32; }
+static bool is_stored_type(DType type) {
+  return type == DType::bf16 || type == DType::f16 || type == DType::f32;
+}
 
 /// Index of the first value that is not finite, or the number of values.
-size_t first_not_finite(DType type, std::span<const std::byte> stored) {
+static size_t first_not_finite(DType type, std::span<const std::byte> stored) {
   // exponent: the bits that are all set in infinities and NaNs.
   const auto find = [&]<class Bits>(Bits exponent) {
     const std::span values(reinterpret_cast<const Bits*>(stored.data()), stored.size() / sizeof(Bits));
@@ -34,7 +35,7 @@ size_t first_not_finite(DType type, std::span<const std::byte> stored) {
   return find(static_cast<uint16_t>(type == DType::bf16 ? 0x7f80 : 0x7c00));
 }
 
-void from_float(DType type, std::span<const float> values, std::span<std::byte> out) {
+static void from_float(DType type, std::span<const float> values, std::span<std::byte> out) {
   if (type == DType::f32) {
     std::memcpy(out.data(), values.data(), out.size());
   } else {
@@ -45,14 +46,14 @@ void from_float(DType type, std::span<const float> values, std::span<std::byte> 
 /// Values converted at a time: 64 KiB of floats, so that the passes over them stay in the nearest cache.
 constexpr size_t kBlockValues = size_t{1} << 14;
 
-std::string not_finite(const std::string& row, size_t column, size_t head_dim) {
+static std::string not_finite(const std::string& row, size_t column, size_t head_dim) {
   return fmt::format("{}, head {}, dimension {} is not finite", row, column / head_dim, column % head_dim);
 }
 
-std::string token_name(uint64_t token) { return fmt::format("token {}", token); }
+static std::string token_name(uint64_t token) { return fmt::format("token {}", token); }
 
 /// Throws Error(bad_input) unless the dataset stores floats, of the same type as the layers before, if there are any.
-DType float_type(const h5::Dataset& dataset, std::optional<DType> before) {
+static DType float_type(const h5::Dataset& dataset, std::optional<DType> before) {
   const auto type = dataset.type();
   if (!type || !is_stored_type(*type))
     throw dataset.error("is {}; bf16, f16 and f32 are possible", type ? name_of(*type) : "of another type");
@@ -65,8 +66,8 @@ DType float_type(const h5::Dataset& dataset, std::optional<DType> before) {
 /// Gives take() rows [first, first + count) as they are stored, block by block: the number of the first one, counted from `first`, and their
 /// bytes, of finite values.
 template <class Take>
-void visit_finite(const h5::Dataset& dataset, uint64_t first, size_t count, size_t block_rows,
-                  const RowName& name, const Take& take) {
+static void visit_finite(const h5::Dataset& dataset, uint64_t first, size_t count, size_t block_rows,
+                         const RowName& name, const Take& take) {
   const DType stored = *dataset.type();
   const uint64_t width = dataset.row_bytes() / size_of(stored);
   const auto head_dim = static_cast<size_t>(dataset.shape().back());
@@ -82,11 +83,9 @@ void visit_finite(const h5::Dataset& dataset, uint64_t first, size_t count, size
   });
 }
 
-size_t rows_in_block(uint64_t width) {
+static size_t rows_in_block(uint64_t width) {
   return std::max<size_t>(1, kBlockValues / std::max<uint64_t>(width, 1));
 }
-
-}  // namespace
 
 void read_floats(const h5::Dataset& dataset, uint64_t first, MatrixView<float> out, const RowName& name) {
   const DType stored = *dataset.type();

@@ -10,12 +10,11 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr char kWhere[] = "attribute 'scores'", kCap[] = "cap", kWindows[] = "windows", kSinks[] = "sinks";
 
 /// A member that is an array of so many entries; nullptr if it is not there.
-const nlohmann::json* entries_of(const nlohmann::json& object, const char* name, int count) {
+static const nlohmann::json* entries_of(const nlohmann::json& object, const char* name, int count) {
   const auto place = object.find(name);
   if (place == object.end()) return nullptr;
   if (!place->is_array() || place->size() != as_size(count))
@@ -23,13 +22,11 @@ const nlohmann::json* entries_of(const nlohmann::json& object, const char* name,
   return &*place;
 }
 
-float number_of(const nlohmann::json& value, const char* name) {
+static float number_of(const nlohmann::json& value, const char* name) {
   const float number = value.is_number() ? value.get<float>() : NAN;
   if (!std::isfinite(number)) throw bad_input("{}: {} has an entry that is no number", kWhere, name);
   return number;
 }
-
-}  // namespace
 
 std::string text_of(const ScoreForms& forms) {
   if (!forms.known) return "";

@@ -9,13 +9,12 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr char kData[] = "/state/data";
 constexpr TextPaths kTensors = {"/state/tensors", "/state/tensors_end"};
 constexpr size_t kMaxName = 200, kMaxDimensions = 32;
 
-bool is_state_name(std::string_view name) {
+static bool is_state_name(std::string_view name) {
   const auto fits = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
            c == '-' || c == '.';
@@ -24,7 +23,7 @@ bool is_state_name(std::string_view name) {
 }
 
 /// The tensor that an item of a document's object describes, without its bytes.
-StateTensor described(const h5::Dataset& texts, const std::string& name, const nlohmann::json& item) {
+static StateTensor described(const h5::Dataset& texts, const std::string& name, const nlohmann::json& item) {
   const auto field = [&](const char* key) {
     return item.is_object() ? item.value(key, nlohmann::json()) : nlohmann::json();
   };
@@ -46,8 +45,6 @@ StateTensor described(const h5::Dataset& texts, const std::string& name, const n
     throw texts.error("'{}' has the digest '{}', which is not 32 hexadecimal digits", name, printable(text));
   return tensor;
 }
-
-}  // namespace
 
 uint64_t StateTensor::bytes() const {
   uint64_t bytes = size_of(type);

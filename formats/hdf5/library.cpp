@@ -15,12 +15,11 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec::h5 {
-namespace {
 
-Handle copy_type(hid_t type) { return {H5Tcopy(type), H5Tclose}; }
+static Handle copy_type(hid_t type) { return {H5Tcopy(type), H5Tclose}; }
 
 /// exponent, mantissa: their numbers of bits.
-Handle half_type(size_t exponent, size_t mantissa) {
+static Handle half_type(size_t exponent, size_t mantissa) {
   Handle half = copy_type(H5T_IEEE_F32LE);
   // The fields come before the size: HDF5 refuses a size that the fields do not fit.
   H5Tset_fields(half.get(), 15, mantissa, exponent, 0, mantissa);
@@ -28,12 +27,6 @@ Handle half_type(size_t exponent, size_t mantissa) {
   H5Tset_size(half.get(), 2);
   H5Tset_ebias(half.get(), (size_t{1} << (exponent - 1)) - 1);
   return half;
-}
-
-}  // namespace
-
-bool link_new(const Handle& object, hid_t file, const std::string& path) {
-  return object && H5Olink(object.get(), file, path.c_str(), H5P_DEFAULT, H5P_DEFAULT) >= 0;
 }
 
 std::string innermost_reason() {
@@ -98,22 +91,6 @@ Digest128 dataset_digest(const std::string& path, const std::string& type, std::
   digest.add(piece_rows);
   digest.add(std::as_bytes(pieces));
   return digest.value();
-}
-
-std::string text_type_name(uint64_t bytes) { return fmt::format("string{}", bytes); }
-
-Pieces Pieces::from(std::span<const uint64_t> numbers) {
-  Pieces pieces{.rows = numbers[0], .first = numbers[1]};
-  for (size_t i = 0; i < sizeof(Digest128); ++i)
-    pieces.digest[i] = static_cast<std::byte>(numbers[2 + i / 8] >> (56 - 8 * (i % 8)));
-  return pieces;
-}
-
-std::vector<uint64_t> Pieces::numbers() const {
-  std::vector<uint64_t> numbers{rows, first, 0, 0};
-  for (size_t i = 0; i < sizeof(Digest128); ++i)
-    numbers[2 + i / 8] |= static_cast<uint64_t>(digest[i]) << (56 - 8 * (i % 8));
-  return numbers;
 }
 
 // Filters ----------------------------------------------------------------------------------------------

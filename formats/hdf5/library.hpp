@@ -95,7 +95,9 @@ std::optional<std::vector<std::string>> link_names(hid_t group, bool hard);
 
 /// Gives a new object, from H5Dcreate_anon or H5Gcreate_anon, its name. Two calls are necessary: if one HDF5 call creates an object and
 /// then cannot link it, as in a damaged group, HDF5 keeps a part of it open, cannot close the file, and crashes when the program ends.
-bool link_new(const Handle& object, hid_t file, const std::string& path);
+inline bool link_new(const Handle& object, hid_t file, const std::string& path) {
+  return object && H5Olink(object.get(), file, path.c_str(), H5P_DEFAULT, H5P_DEFAULT) >= 0;
+}
 
 /// The innermost entry of HDF5's error stack, on one line.
 std::string innermost_reason();
@@ -206,8 +208,18 @@ struct Pieces {
   Digest128 digest{};  ///< of path, type, shape, rows and those digests
 
   /// Reads the attribute's form: the digest is two numbers, the most significant byte first. numbers: four.
-  static Pieces from(std::span<const uint64_t> numbers);
-  std::vector<uint64_t> numbers() const;
+  static Pieces from(std::span<const uint64_t> numbers) {
+    Pieces pieces{.rows = numbers[0], .first = numbers[1]};
+    for (size_t i = 0; i < sizeof(Digest128); ++i)
+      pieces.digest[i] = static_cast<std::byte>(numbers[2 + i / 8] >> (56 - 8 * (i % 8)));
+    return pieces;
+  }
+  std::vector<uint64_t> numbers() const {
+    std::vector<uint64_t> numbers{rows, first, 0, 0};
+    for (size_t i = 0; i < sizeof(Digest128); ++i)
+      numbers[2 + i / 8] |= static_cast<uint64_t>(digest[i]) << (56 - 8 * (i % 8));
+    return numbers;
+  }
   uint64_t count(uint64_t all_rows, uint64_t row_bytes) const {
     return row_bytes == 0 ? 0 : all_rows / rows + (all_rows % rows != 0);
   }
@@ -216,7 +228,7 @@ struct Pieces {
 /// type: its name; text_type_name() for strings of one length.
 Digest128 dataset_digest(const std::string& path, const std::string& type, std::span<const uint64_t> shape,
                          uint64_t piece_rows, std::span<const Digest128> pieces);
-std::string text_type_name(uint64_t bytes);
+inline std::string text_type_name(uint64_t bytes) { return fmt::format("string{}", bytes); }
 
 // The probe of a file by a child process without rights ----------------------------------------------
 

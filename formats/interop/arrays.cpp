@@ -20,24 +20,6 @@ const nlohmann::json& Imported::find(const char* name) const {
   return value == object_.end() ? kNull : *value;
 }
 
-uint64_t Imported::number(const char* name, uint64_t usual, uint64_t limit) const {
-  const auto& value = find(name);
-  const bool is_plausible = value.is_number_unsigned() && value.get<uint64_t>() <= limit;
-  return is_plausible ? value.get<uint64_t>() : usual;
-}
-
-std::string Imported::text(const char* name) const {
-  const auto& value = find(name);
-  return value.is_string() ? value.get<std::string>() : "";
-}
-
-std::vector<int64_t> Imported::list(const char* name) const {
-  const auto& value = find(name);
-  const auto is_integer = [](const nlohmann::json& item) { return item.is_number_integer(); };
-  const bool is_list = value.is_array() && std::ranges::all_of(value, is_integer);
-  return is_list ? value.get<std::vector<int64_t>>() : std::vector<int64_t>();
-}
-
 std::vector<std::pair<uint32_t, uint32_t>> Imported::pairs(const char* name) const {
   const auto& value = find(name);
   std::vector<std::pair<uint32_t, uint32_t>> found;
@@ -59,10 +41,6 @@ std::vector<std::pair<std::string, std::string>> Imported::texts(const char* nam
   for (const auto& [key, text] : value.items())
     if (text.is_string()) found.emplace_back(key, text.template get<std::string>());
   return found;
-}
-
-std::string imported_text(const nlohmann::json& object) {
-  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 std::optional<LayerName> layer_name(std::string_view name) {
@@ -95,27 +73,7 @@ static const Axis* find_axis(const std::vector<Axis>& axes, char name) {
 bool Array::has(char axis) const { return find_axis(axes, axis) != nullptr; }
 uint64_t Array::extent(char axis) const { return has(axis) ? find_axis(axes, axis)->extent : 1; }
 
-void Array::set_shape(std::span<const uint64_t> shape) {
-  if (std::ranges::find(shape, 0U) != shape.end())
-    throw bad_input("shape is [{}], which holds nothing", fmt::join(shape, ", "));
-  for (size_t i = 0; i < axes.size(); ++i) axes[i].extent = shape[i];
-}
-
 std::vector<uint64_t> Array::shape() const { return mapped<uint64_t>(axes, &Axis::extent); }
-
-uint64_t Array::byte_count() const { return checked_mul(checked_product(shape()), block_of(type).bytes); }
-
-Plane Array::plane(Side side, uint64_t layer, uint64_t document) const {
-  const Plane plane = plane_in_array(type, begin, axes, {side, layer, document});
-  check_plane(plane, bytes.bytes.size(), where + ": elements");
-  return plane;
-}
-
-void add_array(ArrayPairs& arrays, const LayerName& name, Array array, const std::string& file) {
-  auto& place = arrays[name.layer][name.side];
-  if (place) throw bad_input("{}: layer {} is there twice, under two names", file, name.layer);
-  place = std::move(array);
-}
 
 void check_pairs(const ArrayPairs& arrays, const std::string& file, const char* wanted) {
   if (arrays.empty()) throw bad_input("{}: it has no {}", file, wanted);
@@ -178,11 +136,6 @@ std::string dtype_of_cell(Cell type, const std::string& option) {
   throw usage_error("{} is {}; safetensors have no such type", option, name_of(type));
 }
 
-const std::string* TensorFile::metadata(const std::string& name) const {
-  const auto place = file_->metadata().find(name);
-  return place == file_->metadata().end() ? nullptr : &place->second;
-}
-
 const Safetensors::Stored& TensorFile::need(const std::string& name) const {
   if (const auto* tensor = file_->stored(name)) return *tensor;
   throw bad_input("{}: tensor '{}' is missing", file_->name(), printable(name));
@@ -216,13 +169,6 @@ std::vector<uint64_t> integers_of(const Safetensors::Stored& tensor) {
     return values;
   }
   throw bad_input("{}: dtype is {}; integers are wanted", tensor.origin, printable(tensor.dtype));
-}
-
-size_t TensorPlan::add(std::string name, std::string dtype, std::vector<uint64_t> shape, uint64_t size) {
-  const uint64_t bytes = checked_mul(checked_product(shape), size);
-  tensors_.push_back({std::move(name), std::move(dtype), std::move(shape), end_, bytes});
-  end_ = checked_add(end_, bytes);
-  return tensors_.size() - 1;
 }
 
 void TensorPlan::write_header(TargetFile& file) {

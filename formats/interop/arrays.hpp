@@ -22,14 +22,27 @@ class Imported {
   /// Empty if the cache was imported from another format, or not at all.
   Imported(const CacheSource& source, std::string_view format);
 
-  uint64_t number(const char* name, uint64_t usual, uint64_t limit) const;
+  uint64_t number(const char* name, uint64_t usual, uint64_t limit) const {
+    const auto& value = find(name);
+    const bool is_plausible = value.is_number_unsigned() && value.get<uint64_t>() <= limit;
+    return is_plausible ? value.get<uint64_t>() : usual;
+  }
   bool flag(const char* name) const { return find(name) == true; }
-  std::string text(const char* name) const;
+  std::string text(const char* name) const {
+    const auto& value = find(name);
+    return value.is_string() ? value.get<std::string>() : "";
+  }
   /// The given text, or else the text in the attribute.
   std::string text(const std::string& given, const char* name) const {
     return given.empty() ? text(name) : given;
   }
-  std::vector<int64_t> list(const char* name) const;  ///< empty unless all items are integers
+  /// Empty unless all items are integers.
+  std::vector<int64_t> list(const char* name) const {
+    const auto& value = find(name);
+    const auto is_integer = [](const nlohmann::json& item) { return item.is_number_integer(); };
+    const bool is_list = value.is_array() && std::ranges::all_of(value, is_integer);
+    return is_list ? value.get<std::vector<int64_t>>() : std::vector<int64_t>();
+  }
   std::vector<std::pair<uint32_t, uint32_t>> pairs(const char* name) const;
   std::vector<std::pair<std::string, std::string>> texts(const char* name) const;  ///< of an object of texts
   bool has(const char* name) const { return object_.contains(name); }
@@ -40,7 +53,9 @@ class Imported {
 };
 
 /// The text of the attribute for that object.
-std::string imported_text(const nlohmann::json& object);
+inline std::string imported_text(const nlohmann::json& object) {
+  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
 
 // Arrays ----------------------------------------------------------------------------------------------
 
@@ -61,21 +76,34 @@ struct Array {
   std::string where = {};       ///< for messages: file, or file and array
 
   /// Sets the axes' extents, as many as there are axes. Throws Error(bad_input) if one is 0.
-  void set_shape(std::span<const uint64_t> shape);
+  void set_shape(std::span<const uint64_t> shape) {
+    if (std::ranges::find(shape, 0U) != shape.end())
+      throw bad_input("shape is [{}], which holds nothing", fmt::join(shape, ", "));
+    for (size_t i = 0; i < axes.size(); ++i) axes[i].extent = shape[i];
+  }
   std::vector<uint64_t> shape() const;
-  uint64_t byte_count() const;  ///< of all elements
+  /// Of all elements.
+  uint64_t byte_count() const { return checked_mul(checked_product(shape()), block_of(type).bytes); }
 
   /// 1 if there is no such axis.
   uint64_t extent(char axis) const;
   bool has(char axis) const;
   /// The plane of one side of a layer of a document, checked.
-  Plane plane(Side side, uint64_t layer, uint64_t document) const;
+  Plane plane(Side side, uint64_t layer, uint64_t document) const {
+    const Plane plane = plane_in_array(type, begin, axes, {side, layer, document});
+    check_plane(plane, bytes.bytes.size(), where + ": elements");
+    return plane;
+  }
 };
 
 /// Keys and values of each layer in arrays of their own.
 using ArrayPairs = std::map<int, std::array<std::optional<Array>, 2>>;
 /// Adds an array. Throws Error(bad_input) if that layer and side already has one. file: for messages.
-void add_array(ArrayPairs& arrays, const LayerName& name, Array array, const std::string& file);
+inline void add_array(ArrayPairs& arrays, const LayerName& name, Array array, const std::string& file) {
+  auto& place = arrays[name.layer][name.side];
+  if (place) throw bad_input("{}: layer {} is there twice, under two names", file, name.layer);
+  place = std::move(array);
+}
 /// Throws Error(bad_input) unless there are layers, and each has keys and values. wanted: the expected names of arrays.
 void check_pairs(const ArrayPairs& arrays, const std::string& file, const char* wanted);
 
@@ -105,7 +133,10 @@ class TensorFile {
 
   const Safetensors& operator*() const { return *file_; }
   const Safetensors* operator->() const { return file_.get(); }
-  const std::string* metadata(const std::string& name) const;
+  const std::string* metadata(const std::string& name) const {
+    const auto place = file_->metadata().find(name);
+    return place == file_->metadata().end() ? nullptr : &place->second;
+  }
   /// The number that a whole text in the metadata spells; std::nullopt if it is not such a number.
   template <class Number>
   std::optional<Number> metadata_number(const std::string& name) const {
@@ -132,7 +163,12 @@ std::vector<uint64_t> integers_of(const Safetensors::Stored& tensor);
 class TensorPlan {
  public:
   /// Returns the tensor's number. size: bytes of an element.
-  size_t add(std::string name, std::string dtype, std::vector<uint64_t> shape, uint64_t size);
+  size_t add(std::string name, std::string dtype, std::vector<uint64_t> shape, uint64_t size) {
+    const uint64_t bytes = checked_mul(checked_product(shape), size);
+    tensors_.push_back({std::move(name), std::move(dtype), std::move(shape), end_, bytes});
+    end_ = checked_add(end_, bytes);
+    return tensors_.size() - 1;
+  }
   void set(std::string name, std::string value) { metadata_[std::move(name)] = std::move(value); }
 
   /// Writes the header; afterwards begin() is known.

@@ -6,7 +6,6 @@
 
 #include "formats/io/mapped_file.hpp"
 #include "lib/core/checked.hpp"
-#include "lib/core/error.hpp"
 
 namespace kvcodec::interop {
 
@@ -24,14 +23,6 @@ const std::vector<ForeignFormat>& foreign_formats() {
       transformers_format(), mlx_format(),         llama_format(),  lmcache_format(),
       vllm_format(),         vllm_blocks_format(), sglang_format(), numpy_format()};
   return formats;
-}
-
-bool ForeignFormat::recognises(const std::string& file) const {
-  try {
-    return is_of && is_of(file);
-  } catch (const Error&) {
-    return false;
-  }
 }
 
 const ForeignFormat& foreign_format(std::string_view name) {
@@ -95,8 +86,6 @@ ModelInfo model_of(std::vector<LayerShape> shapes, const ImportOptions& options,
   }
   return with_layer_shapes(std::move(model), std::move(shapes));
 }
-
-DType wider(std::optional<DType> a, DType b) { return !a || *a == b ? b : DType::f32; }
 
 int plausible(uint64_t count, const std::string& what) {
   if (count == 0 || count > kMaxHeads)
@@ -180,10 +169,6 @@ std::vector<uint64_t> left_out_of(const ForeignCache& cache, const ForeignDocume
   for (const auto& [layer, rows] : document.layers)
     left_out[as_size(layer)] = document.positions.size() - rows.rows;
   return left_out;
-}
-
-bool leaves_out(const CacheSource& source, int layer) {
-  return source.documents().held(layer) < source.documents().tokens();
 }
 
 void for_each_piece(const CacheSource& source, const ExportJob& job, const RowsOf& which,

@@ -139,7 +139,14 @@ struct ForeignFormat {
   bool writes_state = false;   ///< beside keys and values
   PairRule pairs = PairRule::halves;
 
-  bool recognises(const std::string& file) const;  ///< whether the file certainly has this format
+  /// Whether the file certainly has this format.
+  bool recognises(const std::string& file) const {
+    try {
+      return is_of && is_of(file);
+    } catch (const Error&) {
+      return false;
+    }
+  }
 };
 
 const std::vector<ForeignFormat>& foreign_formats();
@@ -158,7 +165,7 @@ ModelInfo model_of(std::vector<LayerShape> shapes, const ImportOptions& options,
                    std::vector<std::string>& notes);
 
 /// The type that represents the values of both types exactly; a: std::nullopt at first.
-DType wider(std::optional<DType> a, DType b);
+inline DType wider(std::optional<DType> a, DType b) { return !a || *a == b ? b : DType::f32; }
 
 /// Checks a number of heads or dimensions. Throws Error(bad_input) for 0, and for more than any cache has. what: its name.
 int plausible(uint64_t count, const std::string& what);
@@ -185,7 +192,9 @@ std::vector<uint64_t> left_out_of(const ForeignCache& cache, const ForeignDocume
 // Helpers of writers -------------------------------------------------------------------------------
 
 /// True if the layer holds only the last tokens of some document.
-bool leaves_out(const CacheSource& source, int layer);
+inline bool leaves_out(const CacheSource& source, int layer) {
+  return source.documents().held(layer) < source.documents().tokens();
+}
 
 /// Tokens of one side of a layer of a document, counted from the first one that the layer holds.
 struct RowsOf {

@@ -2,7 +2,6 @@
 // "<layer>.0" keys and "<layer>.1" values, and whose metadata are a flattened list. Up to version 0.31 it is [meta states, the
 // user's, classes]; from 0.32 on [the user's, classes, names of scalars], and the meta states are tensors too.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "formats/interop/arrays.hpp"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
 
@@ -18,27 +17,26 @@
 #include "lib/quant/fp8.hpp"
 
 namespace kvcodec::interop {
-namespace {
 
 static_assert(std::endian::native == std::endian::little, "elements are used as they lie in the file");
 
-TensorType tensor_type_of(Cell type) {
+static TensorType tensor_type_of(Cell type) {
   constexpr TensorType kBlocks[] = {TensorType::q8_0, TensorType::q4_0, TensorType::q4_1,
                                     TensorType::q5_0, TensorType::q5_1, TensorType::iq4_nl};
   return kBlocks[static_cast<size_t>(type) - static_cast<size_t>(Cell::q8_0)];
 }
 
-uint64_t cell_bytes(Cell type) { return block_of(type).bytes; }
+static uint64_t cell_bytes(Cell type) { return block_of(type).bytes; }
 
 template <class T>
-T value_at(const std::byte* at) {
+static T value_at(const std::byte* at) {
   T value;
   std::memcpy(&value, at, sizeof value);
   return value;
 }
 
 /// One element of a type without blocks.
-float load(Cell type, const std::byte* at) {
+static float load(Cell type, const std::byte* at) {
   if (type == Cell::f64) return static_cast<float>(value_at<double>(at));
   if (type == Cell::f16) return f16_to_float(value_at<uint16_t>(at));
   if (type == Cell::bf16) return bf16_to_float(value_at<uint16_t>(at));
@@ -48,7 +46,7 @@ float load(Cell type, const std::byte* at) {
 }
 
 /// The nearest value with 2 mantissa bits, ties to even.
-uint8_t e5m2_from_float(float value) {
+static uint8_t e5m2_from_float(float value) {
   const uint16_t half = f16_from_float(value);
   const auto below = static_cast<uint16_t>(half & 0xff);
   auto code = static_cast<uint16_t>(half >> 8);
@@ -58,12 +56,13 @@ uint8_t e5m2_from_float(float value) {
   return static_cast<uint8_t>(code + up);
 }
 
-bool rows_together(const Plane& plane) {
+static bool rows_together(const Plane& plane) {
   return is_block(plane.type) ||
          (plane.dim_step == cell_bytes(plane.type) && plane.head_step == plane.dims * plane.dim_step);
 }
 
-void read_row(std::span<const std::byte> bytes, const Plane& plane, uint64_t begin, std::span<float> out) {
+static void read_row(std::span<const std::byte> bytes, const Plane& plane, uint64_t begin,
+                     std::span<float> out) {
   if (rows_together(plane))
     return decode(plane.type, bytes.subspan(begin, row_bytes(plane.type, plane.values())), out);
   if (plane.dim_step == cell_bytes(plane.type)) {
@@ -78,26 +77,10 @@ void read_row(std::span<const std::byte> bytes, const Plane& plane, uint64_t beg
           load(plane.type, bytes.data() + begin + h * plane.head_step + d * plane.dim_step);
 }
 
-}  // namespace
-
 BlockLayout block_of(Cell type) {
   constexpr uint8_t kBytes[] = {4, 2, 2, 8, 1, 1};
   return is_block(type) ? kvcodec::block_of(tensor_type_of(type))
                         : BlockLayout{1, kBytes[static_cast<size_t>(type)]};
-}
-
-DType dtype_of(Cell type) {
-  if (type == Cell::f16 || type == Cell::e5m2 || type == Cell::e4m3) return DType::f16;
-  return type == Cell::bf16 ? DType::bf16 : DType::f32;
-}
-
-Cell cell_from_name(std::string_view name, const std::string& option) {
-  if (const auto cell = value_named<Cell>(name)) return *cell;
-  throw usage_error("{} is '{}'; it must be one of {}", option, name, fmt::join(kNamesOf<Cell>, ", "));
-}
-
-Cell cell_or(DType otherwise, const std::string& name, const std::string& option) {
-  return cell_from_name(name.empty() ? name_of(otherwise) : name, option);
 }
 
 void decode(Cell type, std::span<const std::byte> bytes, std::span<float> values) {
@@ -156,11 +139,6 @@ Plane plane_of_rows(Cell type, uint64_t begin, uint64_t tokens, uint64_t heads, 
           .token_step = row_bytes(type, checked_mul(heads, dims)),
           .head_step = checked_mul(dims, size),
           .dim_step = size};
-}
-
-Plane plane_of_heads(Cell type, uint64_t begin, uint64_t heads, uint64_t tokens, uint64_t dims) {
-  const Axis axes[] = {{'h', heads}, {'t', tokens}, {'d', dims}};
-  return plane_in_array(type, begin, axes);
 }
 
 Plane plane_in_array(Cell type, uint64_t begin, std::span<const Axis> axes, const ArrayPlace& at) {
@@ -222,11 +200,6 @@ TargetFile::TargetFile(const std::string& path, bool overwrite)
   if (!descriptor_) throw not_written(name());
 }
 
-void TargetFile::write(uint64_t at, std::span<const std::byte> bytes) {
-  end_ = std::max(end_, at + bytes.size());
-  if (const int error = write_at(descriptor_.get(), at, bytes)) throw not_written(name(), error);
-}
-
 void TargetFile::write(const Plane& plane, uint64_t first, MatrixView<const float> rows) {
   const auto put = [&](uint64_t at, std::span<const float> run) {
     buffer_.resize(row_bytes(plane.type, run.size()));
@@ -251,16 +224,6 @@ void TargetFile::write(const Plane& plane, uint64_t first, MatrixView<const floa
     }
     if (gathers) put(begin, values);
   }
-}
-
-uint64_t TargetFile::commit() {
-  if (!descriptor_.close()) throw not_written(name());
-  output_.commit();
-  return end_;
-}
-
-ExportResult finish(TargetFile& file, const ExportJob& job) {
-  return {.files = {job.path}, .bytes = file.commit(), .notes = {}};
 }
 
 namespace fs = std::filesystem;
@@ -312,11 +275,6 @@ TargetFolder::~TargetFolder() {
   std::error_code error;
   fs::remove_all(staging_, error);
   if (made_) fs::remove(folder_, error);  // succeeds if the folder is empty
-}
-
-std::string TargetFolder::place_of(const std::string& name) {
-  names_.push_back(name);
-  return (staging_ / name).string();
 }
 
 std::vector<std::string> TargetFolder::commit() {

@@ -26,11 +26,19 @@ struct CellName {
 BlockLayout block_of(Cell type);
 constexpr bool is_block(Cell type) { return type >= Cell::q8_0; }
 /// The narrowest type of a kv file that holds its values exactly; for f64 the widest available type.
-DType dtype_of(Cell type);
+inline DType dtype_of(Cell type) {
+  if (type == Cell::f16 || type == Cell::e5m2 || type == Cell::e4m3) return DType::f16;
+  return type == Cell::bf16 ? DType::bf16 : DType::f32;
+}
 /// Throws Error(usage) if there is no type of that name; option: for the message.
-Cell cell_from_name(std::string_view name, const std::string& option);
+inline Cell cell_from_name(std::string_view name, const std::string& option) {
+  if (const auto cell = value_named<Cell>(name)) return *cell;
+  throw usage_error("{} is '{}'; it must be one of {}", option, name, fmt::join(kNamesOf<Cell>, ", "));
+}
 /// The type of that name; `otherwise`, a type of kv files, if the name is empty.
-Cell cell_or(DType otherwise, const std::string& name, const std::string& option = "--type");
+inline Cell cell_or(DType otherwise, const std::string& name, const std::string& option = "--type") {
+  return cell_from_name(name.empty() ? name_of(otherwise) : name, option);
+}
 
 /// Decodes values.size() contiguous elements.
 void decode(Cell type, std::span<const std::byte> bytes, std::span<float> values);
@@ -66,7 +74,10 @@ struct ArrayPlace {
 /// The plane in an array with these axes, slowest first.
 Plane plane_in_array(Cell type, uint64_t begin, std::span<const Axis> axes, const ArrayPlace& at = {});
 /// The plane in an array [heads, tokens, dimensions].
-Plane plane_of_heads(Cell type, uint64_t begin, uint64_t heads, uint64_t tokens, uint64_t dims);
+inline Plane plane_of_heads(Cell type, uint64_t begin, uint64_t heads, uint64_t tokens, uint64_t dims) {
+  const Axis axes[] = {{'h', heads}, {'t', tokens}, {'d', dims}};
+  return plane_in_array(type, begin, axes);
+}
 
 /// Throws Error(bad_input) unless all its elements lie within that many bytes. what: the first words of the message.
 void check_plane(const Plane& plane, uint64_t bytes, const std::string& what);
@@ -89,12 +100,19 @@ class TargetFile {
 
   const std::string& name() const { return output_.target(); }
   std::string path() const { return output_.path(); }  ///< of the incomplete file
-  void write(uint64_t at, std::span<const std::byte> bytes);
+  void write(uint64_t at, std::span<const std::byte> bytes) {
+    end_ = std::max(end_, at + bytes.size());
+    if (const int error = write_at(descriptor_.get(), at, bytes)) throw not_written(name(), error);
+  }
   void write(uint64_t at, std::string_view text) { write(at, std::as_bytes(std::span(text))); }
   /// Rows [first, first + rows.rows()) of a plane.
   void write(const Plane& plane, uint64_t first, MatrixView<const float> rows);
   /// Completes the output. Returns its bytes.
-  uint64_t commit();
+  uint64_t commit() {
+    if (!descriptor_.close()) throw not_written(name());
+    output_.commit();
+    return end_;
+  }
 
  private:
   OutputFile output_;
@@ -104,7 +122,9 @@ class TargetFile {
 };
 
 /// Makes the file the job's output.
-ExportResult finish(TargetFile& file, const ExportJob& job);
+inline ExportResult finish(TargetFile& file, const ExportJob& job) {
+  return {.files = {job.path}, .bytes = file.commit(), .notes = {}};
+}
 
 /// An output that is a folder of files. The files are written to a hidden folder inside; commit() moves them to their places and
 /// removes those that an earlier output left there, so that none of them is taken for a part of this one. Without commit() the
@@ -120,7 +140,10 @@ class TargetFolder {
   TargetFolder& operator=(const TargetFolder&) = delete;
 
   /// The path at which the file of that name is to be written, as a TargetFile.
-  std::string place_of(const std::string& name);
+  std::string place_of(const std::string& name) {
+    names_.push_back(name);
+    return (staging_ / name).string();
+  }
   /// Completes the output. Returns its files, in the order in which they were requested.
   std::vector<std::string> commit();
 

@@ -6,12 +6,11 @@
 #include "formats/interop/arrays.hpp"
 
 namespace kvcodec::interop {
-namespace {
 
 constexpr const char* kTensor = "kv_cache";
 
 /// The layer of "model.layers.12.self_attn.attn.safetensors": the number behind "layers.", or the first one.
-int layer_in(const std::string& file) {
+static int layer_in(const std::string& file) {
   const std::string name = std::filesystem::path(file).filename().string();
   size_t at = name.find("layers.");
   at = at == std::string::npos ? name.find_first_of("0123456789") : at + 7;
@@ -25,7 +24,7 @@ int layer_in(const std::string& file) {
 }
 
 /// [2, tokens, heads * dimensions], [2, tokens, heads, dimensions], or of latent attention [tokens, dimensions].
-Array open_layer(const std::string& name) {
+static Array open_layer(const std::string& name) {
   const TensorFile file(name);
   const auto& tensor = file.need(kTensor);
   const size_t rank = tensor.shape.size();
@@ -35,7 +34,7 @@ Array open_layer(const std::string& name) {
   return file.array_of(tensor, rank == 2 ? "td" : rank == 3 ? "std" : "sthd");
 }
 
-ForeignCache open_vllm(const std::vector<std::string>& files, const ImportOptions& options) {
+static ForeignCache open_vllm(const std::vector<std::string>& files, const ImportOptions& options) {
   std::map<int, Array> arrays;
   for (const std::string& file : files)
     if (!arrays.emplace(layer_in(file), open_layer(file)).second)
@@ -58,7 +57,7 @@ ForeignCache open_vllm(const std::vector<std::string>& files, const ImportOption
   return cache;
 }
 
-ExportResult write_vllm(const CacheSource& source, const ExportJob& job) {
+static ExportResult write_vllm(const CacheSource& source, const ExportJob& job) {
   constexpr uint64_t kUsualBlock = 16;
   const size_t document = only_counted_document(source, job, "a folder of vLLM's shared storage");
   const Cell cell = cell_or(source.dtype(), Imported(source, "vllm").text(job.options.key_type, "type"));
@@ -91,8 +90,6 @@ ExportResult write_vllm(const CacheSource& source, const ExportJob& job) {
         fmt::format("the last {} tokens do not fill a block of {} and are left out", all - tokens, block));
   return result;
 }
-
-}  // namespace
 
 ForeignFormat vllm_format() {
   return {.name = "vllm",

@@ -39,11 +39,6 @@ LocalFile::LocalFile(int descriptor, std::string name)
   expect({0, around(size_, uint64_t{1} << 13)});
 }
 
-void LocalFile::expect(const FileRange& range) {
-  const std::lock_guard lock(mutex_);
-  expected_.add(range, size_, kMaxExpectedBytes);
-}
-
 void LocalFile::read(uint64_t position, std::span<std::byte> out) {
   if (position > size_ || out.size() > size_ - position)
     throw bad_input("{}: the file ends before its byte {}", name_, position + out.size());
@@ -145,21 +140,6 @@ FarFile::FarFile(std::unique_ptr<HttpFile> file)
   expect({size_ - std::min(size_, kEndBytes), size_});
 }
 
-uint64_t FarFile::reads() const {
-  const std::lock_guard lock(mutex_);
-  return file_->requests();
-}
-
-uint64_t FarFile::bytes() const {
-  const std::lock_guard lock(mutex_);
-  return file_->bytes();
-}
-
-void FarFile::expect(const FileRange& range) {
-  const std::lock_guard lock(mutex_);
-  expected_.add(range, size_, kMaxRequestBytes);
-}
-
 void FarFile::read(uint64_t position, std::span<std::byte> out) {
   if (out.empty()) return;
   if (position > size_ || out.size() > size_ - position)
@@ -219,12 +199,6 @@ void FarFile::fetch(uint64_t first, uint64_t end) {
     broken_ = error;
     throw;
   }
-}
-
-void FarFile::keep(uint64_t first_page, std::span<const std::byte> bytes) {
-  kept_.write(first_page * kPageBytes, bytes);
-  const uint64_t pages = (bytes.size() + kPageBytes - 1) / kPageBytes;
-  std::fill_n(here_.begin() + static_cast<std::ptrdiff_t>(first_page), pages, true);
 }
 
 }  // namespace kvcodec

@@ -94,7 +94,10 @@ class LocalFile final : public ByteSource {
   /// Throws Error(bad_input) if the file has become shorter.
   void read(uint64_t position, std::span<std::byte> out) override;
   /// The first read of less than half of the range reads all of it.
-  void expect(const FileRange& range) override;
+  void expect(const FileRange& range) override {
+    const std::lock_guard lock(mutex_);
+    expected_.add(range, size_, kMaxExpectedBytes);
+  }
   Joining joining(ReadPlan plan) const override {
     constexpr uint64_t kGap = uint64_t{1} << 13, kSomeRows = uint64_t{1} << 14, kRows = uint64_t{1} << 18;
     if (plan == ReadPlan::whole) return {.gap = kGap, .limit = kMaxExpectedBytes};
@@ -141,11 +144,22 @@ class FarFile final : public ByteSource {
   void read(uint64_t position, std::span<std::byte> out) override;
 
   /// The first read in the range fetches all of it that is missing.
-  void expect(const FileRange& range) override;
+  void expect(const FileRange& range) override {
+    const std::lock_guard lock(mutex_);
+    expected_.add(range, size_, kMaxRequestBytes);
+  }
   Joining joining(ReadPlan) const override { return {.gap = uint64_t{1} << 17, .limit = kMaxRequestBytes}; }
 
-  uint64_t reads() const override;  ///< requests
-  uint64_t bytes() const override;  ///< fetched
+  /// Of requests.
+  uint64_t reads() const override {
+    const std::lock_guard lock(mutex_);
+    return file_->requests();
+  }
+  /// Of fetched bytes.
+  uint64_t bytes() const override {
+    const std::lock_guard lock(mutex_);
+    return file_->bytes();
+  }
 
  private:
   // Larger ranges are neither fetched at once nor fetched because they are announced.
@@ -155,7 +169,11 @@ class FarFile final : public ByteSource {
 
   void fetch_missing(uint64_t first, uint64_t end);
   void fetch(uint64_t first, uint64_t end);
-  void keep(uint64_t first_page, std::span<const std::byte> bytes);
+  void keep(uint64_t first_page, std::span<const std::byte> bytes) {
+    kept_.write(first_page * kPageBytes, bytes);
+    const uint64_t pages = (bytes.size() + kPageBytes - 1) / kPageBytes;
+    std::fill_n(here_.begin() + static_cast<std::ptrdiff_t>(first_page), pages, true);
+  }
   uint64_t read_ahead(uint64_t first, uint64_t end) const;
 
   mutable std::mutex mutex_;

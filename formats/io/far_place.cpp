@@ -6,7 +6,6 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr std::string_view kS3 = "s3://";
 
@@ -74,8 +73,6 @@ FarPlace s3_place(const std::string& name) {
   place.signature = fmt::format("aws:amz:{}:s3", region);
   return place;
 }
-
-}  // namespace
 
 bool is_far(std::string_view name) { return !scheme_of(name).empty(); }
 

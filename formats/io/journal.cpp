@@ -325,12 +325,6 @@ void complete_change(const fs::path& path, const std::string& name) {
   if (file && set_lock(file.get(), kChangersByte, F_WRLCK)) complete_if_unread(path, file.get(), name);
 }
 
-Error changed_meanwhile(const std::string& name) {
-  return failed(
-      "{}: another run changed it after this one had read it; nothing is written. Run the command again",
-      name);
-}
-
 HeldFile::HeldFile(const std::string& name, const std::function<void()>& waiting) {
   const auto say_once = [&, said = false]() mutable {
     if (!std::exchange(said, true)) waiting();

@@ -92,7 +92,11 @@ class HeldFile {
 };
 
 /// The error for a file that another run replaced or changed after it was read.
-Error changed_meanwhile(const std::string& name);
+inline Error changed_meanwhile(const std::string& name) {
+  return failed(
+      "{}: another run changed it after this one had read it; nothing is written. Run the command again",
+      name);
+}
 
 /// A file that is changed in place. The caller must hold the file (HeldFile), so that only one run changes it at a time.
 class InPlace {

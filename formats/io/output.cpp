@@ -11,10 +11,9 @@
 #include "formats/io/byte_source.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// Copies everything from one descriptor to another. Returns 0, or the errno of the side that failed (`writing` tells which).
-int copy_all(int from, int to, bool& writing) {
+static int copy_all(int from, int to, bool& writing) {
   std::vector<std::byte> buffer(size_t{1} << 20);
   for (;;) {
     // Bytes of a pipe are passed on at once.
@@ -26,7 +25,7 @@ int copy_all(int from, int to, bool& writing) {
 }
 
 /// Standard input as a seekable file, made once: it can be read only once, but several callers ask for it.
-const Descriptor& standard_input() {
+static const Descriptor& standard_input() {
   static const Descriptor copy = [] {
     if (::isatty(STDIN_FILENO))
       throw usage_error("standard input is a terminal; an HDF5 file is wanted there");
@@ -40,8 +39,6 @@ const Descriptor& standard_input() {
   }();
   return copy;
 }
-
-}  // namespace
 
 OutputFile::OutputFile(std::string target, bool overwrite, LeftOver* left_over)
     : target_(std::move(target)), overwrite_(overwrite) {
@@ -81,14 +78,6 @@ OutputFile::OutputFile(std::string target, bool overwrite, LeftOver* left_over)
   (left_over ? left_over : &own)->remove_of(final_);
   temporary_ = std::make_unique<TemporaryFile>(final_, is_there ? status.st_mode & 0777 : 0666, target_);
   if (is_there) copy_permissions(path(), status);
-}
-
-OutputFile::OutputFile(std::string target, const HeldFile& held)
-    : target_(std::move(target)), final_(behind_links(target_)) {
-  LeftOver().remove_of(final_);
-  in_place_ = std::make_unique<InPlace>(final_, target_);
-  // By now the name may lead to another file than the held one.
-  if (state_of(in_place_->descriptor()) != held.state()) throw changed_meanwhile(target_);
 }
 
 void OutputFile::commit() {

@@ -2,6 +2,7 @@
 // a killed run leaves the old one, and "-" is standard output.
 #pragma once
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -27,7 +28,13 @@ class OutputFile {
   OutputFile(std::string target, bool overwrite, LeftOver* left_over = nullptr);
   /// Changes an existing, held target in place (formats/io/journal.hpp): path() is the file itself, commit() makes the change. Throws
   /// Error(failed) if the name leads to another file than the held one, or to one that was changed.
-  OutputFile(std::string target, const HeldFile& held);
+  OutputFile(std::string target, const HeldFile& held)
+      : target_(std::move(target)), final_(behind_links(target_)) {
+    LeftOver().remove_of(final_);
+    in_place_ = std::make_unique<InPlace>(final_, target_);
+    // By now the name may lead to another file than the held one.
+    if (state_of(in_place_->descriptor()) != held.state()) throw changed_meanwhile(target_);
+  }
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 

@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <random>
 #include <sstream>
@@ -161,10 +160,6 @@ void install_signal_cleanup() {
   ::signal(SIGXFSZ, SIG_IGN);
 }
 
-Error not_written(const std::string& name, int number) {
-  return failed("{}: cannot be written: {}", name, std::strerror(number));
-}
-
 fs::path temporary_folder() {
   std::error_code error;
   fs::path folder = fs::temp_directory_path(error);
@@ -242,17 +237,6 @@ Descriptor open_unnamed(const fs::path& folder, const std::string& stem, const s
 
 UnnamedFile::UnnamedFile(const fs::path& beside, std::string target)
     : target_(std::move(target)), file_(open_unnamed(folder_of(beside), "kvcodec-spill", target_)) {}
-
-void UnnamedFile::write(uint64_t position, std::span<const std::byte> bytes) {
-  if (const int error = write_at(file_.get(), position, bytes)) throw not_written(target_, error);
-}
-
-void UnnamedFile::read(uint64_t position, std::span<std::byte> out) const {
-  const Moved end = read_at(file_.get(), position, out);
-  if (end.bytes < out.size())
-    throw failed("{}: temporary data cannot be read back: {}", target_,
-                 end.error ? std::strerror(end.error) : "it ends too early");
-}
 
 void SpillBuffer::append(std::span<const std::byte> bytes) {
   if (tail_.size() + bytes.size() > memory_limit_) {

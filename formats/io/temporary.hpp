@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -24,7 +25,9 @@ namespace kvcodec {
 void install_signal_cleanup();
 
 /// The error for a file that cannot be written.
-Error not_written(const std::string& name, int number = errno);
+inline Error not_written(const std::string& name, int number = errno) {
+  return failed("{}: cannot be written: {}", name, std::strerror(number));
+}
 
 /// The folder for temporary files that need not lie beside another file: TMPDIR, or /tmp.
 std::filesystem::path temporary_folder();
@@ -74,8 +77,15 @@ class UnnamedFile {
  public:
   UnnamedFile(const std::filesystem::path& beside, std::string target);
 
-  void write(uint64_t position, std::span<const std::byte> bytes);
-  void read(uint64_t position, std::span<std::byte> out) const;
+  void write(uint64_t position, std::span<const std::byte> bytes) {
+    if (const int error = write_at(file_.get(), position, bytes)) throw not_written(target_, error);
+  }
+  void read(uint64_t position, std::span<std::byte> out) const {
+    const Moved end = read_at(file_.get(), position, out);
+    if (end.bytes < out.size())
+      throw failed("{}: temporary data cannot be read back: {}", target_,
+                   end.error ? std::strerror(end.error) : "it ends too early");
+  }
 
  private:
   std::string target_;

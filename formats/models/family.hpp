@@ -18,7 +18,6 @@
 #pragma once
 
 #include <functional>
-#include <span>
 
 #include "formats/io/json_file.hpp"
 #include "formats/models/gguf.hpp"

@@ -343,11 +343,6 @@ void Gguf::place_tensors(uint64_t end_of_list, std::vector<TensorBytes>& places)
   check_overlaps(places);
 }
 
-const Value* Gguf::find(std::string_view key) const {
-  const auto place = values_.find(key);
-  return place == values_.end() ? nullptr : &place->second;
-}
-
 void Gguf::refuse_missing(std::string_view key) { throw bad_input("key '{}' is missing", printable(key)); }
 
 std::string Gguf::digest() const {
@@ -377,11 +372,6 @@ std::optional<double> Gguf::get_number(std::string_view key) const {
 }
 std::optional<std::string> Gguf::get_string(std::string_view key) const {
   return scalar(key, find(key), "string", as_string);
-}
-
-bool Gguf::is_array(std::string_view key) const {
-  const Value* value = find(key);
-  return value && value->is_array;
 }
 
 const std::vector<std::string_view>& Gguf::need_strings(std::string_view key) const {

@@ -59,7 +59,10 @@ class Gguf {
   double need_number(std::string_view key) const { return need(key, get_number(key)); }
   std::string need_string(std::string_view key) const { return need(key, get_string(key)); }
 
-  bool is_array(std::string_view key) const;
+  bool is_array(std::string_view key) const {
+    const Value* value = find(key);
+    return value && value->is_array;
+  }
   /// The strings of an array, which lie in the file.
   const std::vector<std::string_view>& need_strings(std::string_view key) const;
   std::optional<std::vector<int64_t>> get_ints(std::string_view key) const;
@@ -80,7 +83,10 @@ class Gguf {
   void parse();
   void place_tensors(uint64_t end_of_list, std::vector<struct TensorBytes>& places);
   void add_parts();
-  const Value* find(std::string_view key) const;
+  const Value* find(std::string_view key) const {
+    const auto place = values_.find(key);
+    return place == values_.end() ? nullptr : &place->second;
+  }
   [[noreturn]] static void refuse_missing(std::string_view key);
   template <class T>
   static T need(std::string_view key, const std::optional<T>& value) {

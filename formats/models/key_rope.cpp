@@ -8,12 +8,11 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
-namespace {
 
 using Kind = RopeScaling::Kind;
 using Json = nlohmann::json;
 
-std::vector<int> layers_with(const ModelConfig& config, LayerRope kind) {
+static std::vector<int> layers_with(const ModelConfig& config, LayerRope kind) {
   std::vector<int> layers;
   for (int layer = 0; layer < config.num_layers; ++layer)
     if (config.rope_of(layer) == kind) layers.push_back(layer);
@@ -21,7 +20,7 @@ std::vector<int> layers_with(const ModelConfig& config, LayerRope kind) {
 }
 
 /// Adds values that config.json may omit because they can be computed, or may give elsewhere.
-void add_computed(const RopeScaling& scaling, Json& text) {
+static void add_computed(const RopeScaling& scaling, Json& text) {
   if (scaling.kind == Kind::proportional)
     text["rope_type"] = "proportional", text["partial_rotary_factor"] = scaling.share;
   if (scaling.kind != Kind::llama3 && scaling.kind != Kind::yarn && scaling.kind != Kind::longrope) return;
@@ -34,7 +33,7 @@ void add_computed(const RopeScaling& scaling, Json& text) {
   text["truncate"] = scaling.whole_bounds;
 }
 
-void set_layers(const JsonFields& fields, const char* name, LayerRope kind, ModelConfig& config) {
+static void set_layers(const JsonFields& fields, const char* name, LayerRope kind, ModelConfig& config) {
   const Json* list = fields.find(name);
   const auto is_layer = [&](const Json& value) {
     return value.is_number_unsigned() && value.get<uint64_t>() < static_cast<uint64_t>(config.num_layers);
@@ -45,7 +44,7 @@ void set_layers(const JsonFields& fields, const char* name, LayerRope kind, Mode
   for (const Json& layer : *list) config.layer_rope[layer.get<size_t>()] = kind;
 }
 
-void read(const Json& object, ModelConfig& config) {
+static void read(const Json& object, ModelConfig& config) {
   const JsonFields fields(object);
   config.rope = families::rope_of(fields, &object, config.rope.theta);
   config.rope.dims = families::int_of(fields, "rotary_dims", 0);
@@ -59,8 +58,6 @@ void read(const Json& object, ModelConfig& config) {
   }
   check_ropes(config);
 }
-
-}  // namespace
 
 std::string describe_rope(const ModelConfig& config, const Json* object) {
   Json text = Json::object();

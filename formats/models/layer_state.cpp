@@ -9,10 +9,9 @@
 #include "lib/core/half.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// Names and shapes of a layer's tensors.
-std::array<StateTensor, 2> expected(const ModelConfig& config, int layer) {
+static std::array<StateTensor, 2> expected(const ModelConfig& config, int layer) {
   const DeltaLayers& delta = config.delta;
   const auto name = [&](const char* what) { return fmt::format("layers.{}.{}.0", layer, what); };
   return {{{.name = name("conv_states"), .shape = {as_size(delta.mixed_width()), as_size(delta.kernel)}},
@@ -22,7 +21,7 @@ std::array<StateTensor, 2> expected(const ModelConfig& config, int layer) {
 
 /// Calls each(tensor, element of it, place in a state) for all numbers of a state.
 template <class Each>
-void for_each_place(const DeltaLayers& delta, const Each& each) {
+static void for_each_place(const DeltaLayers& delta, const Each& each) {
   const size_t width = as_size(delta.mixed_width()), kernel = as_size(delta.kernel),
                dim = as_size(delta.value_dim), keys = as_size(delta.key_heads),
                of_key = as_size(delta.value_heads) / keys, first = as_size(2 * delta.key_width()),
@@ -40,7 +39,7 @@ void for_each_place(const DeltaLayers& delta, const Each& each) {
       each(size_t{1}, head * matrix + i, (kernel - 1) * width + head_at(head) * matrix + i);
 }
 
-std::vector<float> floats_of(const StateTensor& tensor, const std::string& where) {
+static std::vector<float> floats_of(const StateTensor& tensor, const std::string& where) {
   const std::vector<std::byte> bytes = tensor.load();
   std::vector<float> values(bytes.size() / size_of(tensor.type));
   if (tensor.type == DType::f32)
@@ -51,8 +50,6 @@ std::vector<float> floats_of(const StateTensor& tensor, const std::string& where
     throw bad_input("{}: element {} of {} is not finite", where, *bad, tensor.name);
   return values;
 }
-
-}  // namespace
 
 std::vector<StateTensor> tensors_of_state(const ModelConfig& config, int layer,
                                           std::span<const float> state) {

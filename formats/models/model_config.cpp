@@ -111,9 +111,7 @@ void read_local_experts(Reading& reading, int64_t experts, int64_t chosen) {
 
 // The rotary embedding -------------------------------------------------------------------------------
 
-namespace {
-
-std::string rope_type_of(const JsonFields& rope) {
+static std::string rope_type_of(const JsonFields& rope) {
   const auto newer = rope.get_string("rope_type"), older = rope.get_string("type");
   if (newer && older && *newer != *older)
     throw bad_input("rope_scaling says both rope_type '{}' and type '{}'", printable(*newer),
@@ -124,27 +122,27 @@ std::string rope_type_of(const JsonFields& rope) {
 }
 
 /// The ratio of the context to that of the first training.
-double stretch_of(const JsonFields& rope, const JsonFields& fields, const RopeScaling& scaling) {
+static double stretch_of(const JsonFields& rope, const JsonFields& fields, const RopeScaling& scaling) {
   if (const auto factor = rope.get_number("factor")) return *factor;
   if (!(scaling.original_positions > 0)) return 0;  // refused by the later check
   return fields.need_number("max_position_embeddings") / scaling.original_positions;
 }
 
-double original_positions(const JsonFields& rope, const JsonFields& fields, double otherwise) {
+static double original_positions(const JsonFields& rope, const JsonFields& fields, double otherwise) {
   for (const JsonFields* const place : {&fields, &rope})
     if (const auto original = place->get_number("original_max_position_embeddings")) return *original;
   if (otherwise > 0) return otherwise;
   return fields.need_number("max_position_embeddings");
 }
 
-void read_llama3(const JsonFields& rope, RopeScaling& scaling) {
+static void read_llama3(const JsonFields& rope, RopeScaling& scaling) {
   scaling.kind = RopeScaling::Kind::llama3;
   scaling.factor = rope.need_number("factor");
   scaling.low_frequency_factor = rope.need_number("low_freq_factor");
   scaling.high_frequency_factor = rope.need_number("high_freq_factor");
 }
 
-void read_yarn(const JsonFields& rope, const JsonFields& fields, RopeScaling& scaling) {
+static void read_yarn(const JsonFields& rope, const JsonFields& fields, RopeScaling& scaling) {
   scaling.kind = RopeScaling::Kind::yarn;
   scaling.factor = stretch_of(rope, fields, scaling);
   // 0 also stands for the default.
@@ -164,7 +162,7 @@ void read_yarn(const JsonFields& rope, const JsonFields& fields, RopeScaling& sc
   scaling.attention_factor = rope.get_number("attention_factor").value_or(usual);
 }
 
-std::vector<float> read_divisors(const JsonFields& rope, std::string_view type, const char* name) {
+static std::vector<float> read_divisors(const JsonFields& rope, std::string_view type, const char* name) {
   const nlohmann::json* list = rope.find(name);
   std::vector<float> divisors;
   if (list && list->is_array())
@@ -175,7 +173,7 @@ std::vector<float> read_divisors(const JsonFields& rope, std::string_view type, 
   return divisors;
 }
 
-void read_longrope(const JsonFields& rope, const JsonFields& fields, RopeScaling& scaling) {
+static void read_longrope(const JsonFields& rope, const JsonFields& fields, RopeScaling& scaling) {
   scaling.kind = RopeScaling::Kind::longrope;
   scaling.divisors = read_divisors(rope, "longrope", "short_factor");
   scaling.long_divisors = read_divisors(rope, "longrope", "long_factor");
@@ -191,7 +189,7 @@ void read_longrope(const JsonFields& rope, const JsonFields& fields, RopeScaling
       printable(type));
 }
 
-RopeScaling scaling_of(const JsonFields& rope, const JsonFields& fields, double original) {
+static RopeScaling scaling_of(const JsonFields& rope, const JsonFields& fields, double original) {
   RopeScaling scaling;
   const std::string type = rope_type_of(rope);
   if (type == "default") return scaling;
@@ -218,8 +216,6 @@ RopeScaling scaling_of(const JsonFields& rope, const JsonFields& fields, double 
   if (type == "longrope") read_longrope(rope, fields, scaling);
   return scaling;
 }
-
-}  // namespace
 
 Rope rope_of(const JsonFields& config, const nlohmann::json* object, double theta,
              double original_positions) {

@@ -221,12 +221,6 @@ std::unique_ptr<ModelFiles> open_model(const std::string& named) {
   return std::make_unique<DirectoryModel>(path);
 }
 
-ModelInfo model_info(const std::string& path, ModelFiles& files, bool pre_rope) {
-  ModelInfo info = model_info(path, files.description(), pre_rope);
-  info.source = "weights " + files.digest();
-  return info;
-}
-
 ModelInfo model_info(const std::string& path, const ModelDescription& description, bool pre_rope) {
   const ModelConfig& config = description.config;
   ModelInfo info{.model = model_name(located(path)),

@@ -43,7 +43,11 @@ std::unique_ptr<ModelFiles> open_model(const std::string& named);
 ModelInfo model_info(const std::string& path, const ModelDescription& description, bool pre_rope);
 
 /// The same, with the digest of its weights as source.
-ModelInfo model_info(const std::string& path, ModelFiles& files, bool pre_rope);
+inline ModelInfo model_info(const std::string& path, ModelFiles& files, bool pre_rope) {
+  ModelInfo info = model_info(path, files.description(), pre_rope);
+  info.source = "weights " + files.digest();
+  return info;
+}
 
 /// The form of the model's scores of attention.
 ScoreForms score_forms(ModelFiles& files);

@@ -164,12 +164,6 @@ Safetensors::Entries Safetensors::map_file(const std::string& path) {
   return entries;
 }
 
-Safetensors Safetensors::open_file(const std::string& file) {
-  Safetensors opened(file);
-  opened.entries_ = opened.map_file(file);
-  return opened;
-}
-
 Safetensors Safetensors::open_model(const std::string& directory) {
   const std::string single = directory + "/" + kSingle, index = directory + "/" + kIndex;
   if (state_of(single)) return open_file(single);
@@ -209,11 +203,6 @@ const TensorView* Safetensors::find(std::string_view name) const {
     throw bad_input("{}: dtype is {}; supported are F32, F16 and BF16", entry->origin,
                     printable(entry->dtype));
   return entry;
-}
-
-const Safetensors::Stored* Safetensors::stored(std::string_view name) const {
-  const auto place = entries_.find(name);
-  return place == entries_.end() ? nullptr : &place->second;
 }
 
 std::vector<std::string> Safetensors::names() const {

@@ -45,7 +45,11 @@ class Safetensors final : public WeightSource {
  public:
   /// A single file. Throws Error(bad_input) naming file, tensor, the value found and the expected one; Error(failed) if the file
   /// cannot be mapped.
-  static Safetensors open_file(const std::string& file);
+  static Safetensors open_file(const std::string& file) {
+    Safetensors opened(file);
+    opened.entries_ = opened.map_file(file);
+    return opened;
+  }
 
   /// A model directory: model.safetensors if it exists, otherwise the shards in model.safetensors.index.json.
   static Safetensors open_model(const std::string& directory);
@@ -60,7 +64,10 @@ class Safetensors final : public WeightSource {
     bool is_usable = false;  ///< f32, f16 or bf16, which `type` says then
   };
   /// nullptr if there is no tensor of that name.
-  const Stored* stored(std::string_view name) const;
+  const Stored* stored(std::string_view name) const {
+    const auto place = entries_.find(name);
+    return place == entries_.end() ? nullptr : &place->second;
+  }
 
   /// The texts in `__metadata__` of the files' headers.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }

@@ -17,11 +17,9 @@ namespace kvcodec {
 // The scalar reference of attention_kernels.hpp
 
 namespace attention_kernels {
-namespace {
+static size_t padded(size_t dims) { return round_up(dims, size_t{kLanes}); }
 
-size_t padded(size_t dims) { return round_up(dims, size_t{kLanes}); }
-
-void dots(const Rows& rows, const float* queries, size_t count, float* out, size_t out_stride) {
+static void dots(const Rows& rows, const float* queries, size_t count, float* out, size_t out_stride) {
   const size_t stride = padded(rows.dims);
   for (size_t q = 0; q < count; ++q)
     for (size_t t = 0; t < rows.n; ++t) {
@@ -36,7 +34,7 @@ void dots(const Rows& rows, const float* queries, size_t count, float* out, size
     }
 }
 
-void sums(const Rows& rows, const float* weights, size_t weight_stride, size_t count, float* sums) {
+static void sums(const Rows& rows, const float* weights, size_t weight_stride, size_t count, float* sums) {
   const size_t stride = padded(rows.dims);
   for (size_t q = 0; q < count; ++q)
     for (size_t t = 0; t < rows.n; ++t)
@@ -44,8 +42,6 @@ void sums(const Rows& rows, const float* weights, size_t weight_stride, size_t c
         sums[q * stride + j] =
             std::fma(rows.rows[t][j], weights[q * weight_stride + t], sums[q * stride + j]);
 }
-
-}  // namespace
 
 const Table& scalar::table() {
   static constexpr Table kTable = {dots, sums};
@@ -187,10 +183,6 @@ void dot_products_of(MatrixView<const float> queries, MatrixView<const float> ke
 
 CacheRows::CacheRows(MatrixView<const float> k, MatrixView<const float> v) : keys(k), values(v) {
   if (keys.rows() != values.rows()) throw failed("{} keys and {} values", keys.rows(), values.rows());
-}
-
-size_t Attention::size() const {
-  return tokens ? tokens->size() : static_cast<size_t>(std::min<uint64_t>(visible, rows->tokens()));
 }
 
 void attend(std::span<const Attention> heads) {

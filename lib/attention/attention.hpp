@@ -51,7 +51,10 @@ struct Attention {
   uint64_t visible = UINT64_MAX;
   ScoreForm form = {};
 
-  size_t size() const;  ///< number of these tokens
+  /// The number of these tokens.
+  size_t size() const {
+    return tokens ? tokens->size() : static_cast<size_t>(std::min<uint64_t>(visible, rows->tokens()));
+  }
 };
 
 /// Computes all of them, divided among the threads. Queries without any token get zeros. Throws Error(failed)

@@ -20,7 +20,12 @@ struct ScoreForms {
 
   uint64_t window(int layer) const { return windows.empty() ? 0 : windows[static_cast<size_t>(layer)]; }
   /// The first of a document's tokens that a query of the layer sees, of those at these positions, which rise; position: the query's.
-  uint64_t first_seen(int layer, std::span<const uint64_t> positions, uint64_t position) const;
+  uint64_t first_seen(int layer, std::span<const uint64_t> positions, uint64_t position) const {
+    if (window(layer) == 0) return 0;
+    const auto from =
+        std::ranges::lower_bound(positions, position + 1 - std::min(window(layer), position + 1));
+    return static_cast<uint64_t>(from - positions.begin());
+  }
   /// Form of the scores of a layer. This outlives it.
   ScoreForm of(int layer) const;
   /// Sinks of some layers, one layer behind the other; empty if there are none.

@@ -10,7 +10,6 @@
 #include "lib/model/row_ops.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -20,7 +19,7 @@ constexpr float kWaitingUnit = 0x1p100f;
 constexpr uint64_t kMaxWaiting = uint64_t{1} << 20;
 static_assert(double{kWaitingUnit} > kLargestNorm * kLargestNorm);
 
-Matrix<float> centred(MatrixView<const float> keys, std::span<const float> center) {
+static Matrix<float> centred(MatrixView<const float> keys, std::span<const float> center) {
   if (keys.cols() != center.size()) throw failed("keys of {} dimensions, not {}", keys.cols(), center.size());
   Matrix<float> rows(keys.rows(), keys.cols());
   for (size_t t = 0; t < rows.rows(); ++t)
@@ -29,14 +28,14 @@ Matrix<float> centred(MatrixView<const float> keys, std::span<const float> cente
 }
 
 /// Codes of one head.
-Matrix<uint8_t> sign_codes(const Matrix<float>& centred_rows) {
+static Matrix<uint8_t> sign_codes(const Matrix<float>& centred_rows) {
   Matrix<uint8_t> codes(centred_rows.rows(), sign_row_bytes(centred_rows.cols()));
   encode_signs(centred_rows, 1, codes);
   return codes;
 }
 
 /// Tokens that are chosen whatever they score, rising.
-std::vector<uint32_t> chosen_anyway(const TokenChoice& choice, uint64_t budget) {
+static std::vector<uint32_t> chosen_anyway(const TokenChoice& choice, uint64_t budget) {
   const KeptAnyway kept = kept_anyway(choice.visible, choice.sink, choice.newest, budget);
   const uint64_t newest_from = choice.visible - kept.newest;
   std::vector<uint32_t> ids;
@@ -50,7 +49,7 @@ std::vector<uint32_t> chosen_anyway(const TokenChoice& choice, uint64_t budget) 
 }
 
 /// Tokens without a score that are not chosen anyway, rising.
-std::vector<uint32_t> unscored_tokens(const TokenChoice& choice, std::span<const uint32_t> anyway) {
+static std::vector<uint32_t> unscored_tokens(const TokenChoice& choice, std::span<const uint32_t> anyway) {
   std::vector<uint32_t> ids;
   for (uint64_t token = choice.visible - std::min(choice.unscored, choice.visible); token < choice.visible;
        ++token)
@@ -59,8 +58,8 @@ std::vector<uint32_t> unscored_tokens(const TokenChoice& choice, std::span<const
 }
 
 /// Replaces scores of these tokens by products.
-void multiply(const TokenChoice& choice, MatrixView<const float> keys, std::span<const uint32_t> tokens,
-              MatrixView<float> scores) {
+static void multiply(const TokenChoice& choice, MatrixView<const float> keys,
+                     std::span<const uint32_t> tokens, MatrixView<float> scores) {
   if (tokens.empty()) return;
   Matrix<float> products(scores.rows(), tokens.size());
   dot_products(choice.queries, keys, tokens, products);
@@ -69,7 +68,7 @@ void multiply(const TokenChoice& choice, MatrixView<const float> keys, std::span
 }
 
 /// Softmax weights of the tokens, the mean of the query heads.
-std::vector<float> mean_weights(MatrixView<const float> scores, const ScoreForm& form, size_t dims) {
+static std::vector<float> mean_weights(MatrixView<const float> scores, const ScoreForm& form, size_t dims) {
   const float scale = 1 / std::sqrt(static_cast<float>(dims));
   std::vector<float> mean(scores.cols()), weights(scores.cols());
   for (size_t q = 0; q < scores.rows(); ++q) {
@@ -93,8 +92,8 @@ std::vector<float> mean_weights(MatrixView<const float> scores, const ScoreForm&
 }
 
 /// One score for each token; with Share::mean the sum of its scores, since a division could make two of them equal.
-std::vector<float> shared_scores(MatrixView<const float> scores, Share share, const ScoreForm& form,
-                                 size_t dims) {
+static std::vector<float> shared_scores(MatrixView<const float> scores, Share share, const ScoreForm& form,
+                                        size_t dims) {
   if (share == Share::weight) return mean_weights(scores, form, dims);
   std::vector<float> shared(scores.row(0).begin(), scores.row(0).end());
   for (size_t q = 1; q < scores.rows(); ++q)
@@ -104,7 +103,7 @@ std::vector<float> shared_scores(MatrixView<const float> scores, Share share, co
 }
 
 /// A choice of tokens from `from` on as one of a document that begins there. heavy: room for its tokens.
-TokenChoice from_there(const TokenChoice& choice, std::vector<uint32_t>& heavy) {
+static TokenChoice from_there(const TokenChoice& choice, std::vector<uint32_t>& heavy) {
   TokenChoice own = choice;
   own.from = 0;
   own.visible -= choice.from;
@@ -115,19 +114,12 @@ TokenChoice from_there(const TokenChoice& choice, std::vector<uint32_t>& heavy) 
   return own;
 }
 
-}  // namespace
-
 bool can_choose_elsewhere(std::span<const TokenChoice> choices, const ChoosingRule& rule, uint64_t sink) {
   return rule.share != Share::weight && rule.candidates <= 1 && rule.mass == 0 &&
          std::ranges::all_of(choices, [&](const TokenChoice& choice) {
            return choice.newest >= choice.unscored && choice.sink == sink && choice.heavy.empty() &&
                   choice.from == 0;
          });
-}
-
-KeptAnyway kept_anyway(uint64_t tokens, uint64_t sink, uint64_t newest, uint64_t budget) {
-  const uint64_t first = std::min({sink, budget, tokens});
-  return {first, std::min({newest, budget - first, tokens - first})};
 }
 
 float waiting_score(uint64_t tokens, uint64_t token) {

@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -92,7 +91,10 @@ struct KeptAnyway {
 /// The one rule if `budget` may be too small for all of them: the sink first, since nearly every query
 /// attends to it, then the newest of the `newest` last tokens, the oldest of them left out. Scored tokens
 /// get the rest of the budget. Sink and newest tokens may overlap, or be more than `tokens`.
-KeptAnyway kept_anyway(uint64_t tokens, uint64_t sink, uint64_t newest, uint64_t budget);
+inline KeptAnyway kept_anyway(uint64_t tokens, uint64_t sink, uint64_t newest, uint64_t budget) {
+  const uint64_t first = std::min({sink, budget, tokens});
+  return {first, std::min({newest, budget - first, tokens - first})};
+}
 
 /// The score of a token that waits for its cluster, of `tokens`: above any product of vectors within
 /// kLargestNorm, higher for newer tokens (of the newest 2^20; older ones are equal), the same for all queries.

@@ -18,11 +18,6 @@ std::vector<OptionField> ClusterOptions::fields() {
           {"batch-clusters", "clusters of such a batch", &batch_clusters, 1, 1e9}};
 }
 
-uint64_t ClusterOptions::clusters_of(uint64_t prompt) const {
-  if (clusters > 0) return static_cast<uint64_t>(clusters);
-  return std::max<uint64_t>(1, prompt / kTokensPerCluster);
-}
-
 ClusterIndex::ClusterIndex(Parts parts)
     : dims_(parts.centroids.cols()),
       sink_(parts.sink),
@@ -67,12 +62,6 @@ ClusterIndex::ClusterIndex(Parts parts)
   }
 }
 
-uint64_t ClusterIndex::covered(uint64_t visible) const {
-  if (batch_ends_.empty()) return std::min(visible, sink_);
-  if (visible < batch_ends_.front()) return visible;
-  return *(std::upper_bound(batch_ends_.begin(), batch_ends_.end(), visible) - 1);
-}
-
 void ClusterIndex::add_batch(uint64_t batch_end, const Clustering& clustering) {
   const uint64_t begin = std::max(sink_, end()), count = batch_end - std::min(begin, batch_end);
   if (batch_end <= end() || batch_end > UINT32_MAX || clustering.labels.size() != count ||
@@ -93,12 +82,6 @@ void ClusterIndex::centroid_scores(std::span<const float> query, std::span<float
     throw failed("a query of {} dimensions and {} scores for {} clusters of {} dimensions", query.size(),
                  scores.size(), clusters(), dims_);
   products(query, centroids(), scores);
-}
-
-void ClusteringEffort::add(const ClusteringEffort& other) {
-  runs += other.runs;
-  converged += other.converged;
-  max_rounds = std::max(max_rounds, other.max_rounds);
 }
 
 ClusteringEffort add_batches(std::span<const ClusterTask> heads, const ClusterOptions& options, uint64_t seed,

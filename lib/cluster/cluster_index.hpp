@@ -7,7 +7,6 @@
 // in batches of their own, so adding tokens never moves an earlier one.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -33,7 +32,10 @@ struct ClusterOptions final : Options {
 
   std::vector<OptionField> fields() override;
   /// Clusters of a prompt of so many tokens, at least 1.
-  uint64_t clusters_of(uint64_t prompt) const;
+  uint64_t clusters_of(uint64_t prompt) const {
+    if (clusters > 0) return static_cast<uint64_t>(clusters);
+    return std::max<uint64_t>(1, prompt / kTokensPerCluster);
+  }
 };
 
 /// Tokens [0, end()) of one head of one document: the sink, then batches of clusters.
@@ -68,7 +70,11 @@ class ClusterIndex {
 
   /// The number of the first `visible` tokens that had their cluster (or are in the sink) when there were no
   /// more: whole batches. The others wait, and are kept meanwhile. Inside the prompt all of them count.
-  uint64_t covered(uint64_t visible) const;
+  uint64_t covered(uint64_t visible) const {
+    if (batch_ends_.empty()) return std::min(visible, sink_);
+    if (visible < batch_ends_.front()) return visible;
+    return *(std::upper_bound(batch_ends_.begin(), batch_ends_.end(), visible) - 1);
+  }
 
   /// Adds the tokens up to batch_end as the next batch. clustering: of the tokens from max(sink, end()) on.
   void add_batch(uint64_t batch_end, const Clustering& clustering);
@@ -88,7 +94,11 @@ struct ClusteringEffort {
   size_t runs = 0, converged = 0;  ///< k-means of one batch of one head
   size_t max_rounds = 0;
 
-  void add(const ClusteringEffort& other);
+  void add(const ClusteringEffort& other) {
+    runs += other.runs;
+    converged += other.converged;
+    max_rounds = std::max(max_rounds, other.max_rounds);
+  }
 };
 
 /// One head whose index is to grow by batches.

@@ -10,12 +10,6 @@ namespace kvcodec {
 
 static bool needed_to_decode(const Array& array) { return !array.name.starts_with(Book::kTrainingPrefix); }
 
-const Array* Book::find(std::string_view name) const {
-  for (const Array& array : arrays)
-    if (array.name == name) return &array;
-  return nullptr;
-}
-
 const Array& Book::get(std::string_view name, DType dtype, size_t dimensions) const {
   const Array* array = find(name);
   if (!array) throw bad_input("/{}: missing from the {}", name, type);
@@ -47,23 +41,12 @@ void Book::read_options(std::string_view of_type, std::string_view what,
   }
 }
 
-int Book::shape_parameter(std::string_view name) const {
-  constexpr int kMax = 1 << 20;
-  const int64_t value = parameters.get_int(name);
-  if (value < 1 || value > kMax) throw bad_input("{} is {}; it must be between 1 and {}", name, value, kMax);
-  return static_cast<int>(value);
-}
-
 int value_dim_in(const Record& parameters) {
   constexpr int64_t kMax = 1 << 20;
   if (!parameters.find("value-dim")) return kAsKeys;
   const int64_t value = parameters.get_int("value-dim");
   if (value < 0 || value > kMax) throw bad_input("value-dim is {}; it must be between 0 and {}", value, kMax);
   return static_cast<int>(value);
-}
-
-void set_value_dim(Record& parameters, int value_dim) {
-  if (value_dim != kAsKeys) parameters.set("value-dim", int64_t{value_dim});
 }
 
 uint64_t Book::size_bytes() const {

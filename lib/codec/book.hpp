@@ -53,7 +53,11 @@ struct Book {
   static constexpr std::string_view kTrainingPrefix = "training/";
 
   /// The array of that name, or nullptr.
-  const Array* find(std::string_view name) const;
+  const Array* find(std::string_view name) const {
+    for (const Array& array : arrays)
+      if (array.name == name) return &array;
+    return nullptr;
+  }
   /// The array of that name, type and number of dimensions. Throws Error(bad_input) naming what is there instead.
   const Array& get(std::string_view name, DType type, size_t dimensions) const;
   /// The values of the array of that name, type and shape. Throws Error(bad_input) for another, and if its bytes do
@@ -93,7 +97,13 @@ struct Book {
   void read_options(std::string_view of_type, std::string_view what,
                     std::initializer_list<Options*> options) const;
   /// A positive parameter of a model's shape, small enough that products of three fit 64 bits. Throws Error(bad_input) for others.
-  int shape_parameter(std::string_view name) const;
+  int shape_parameter(std::string_view name) const {
+    constexpr int kMax = 1 << 20;
+    const int64_t value = parameters.get_int(name);
+    if (value < 1 || value > kMax)
+      throw bad_input("{} is {}; it must be between 1 and {}", name, value, kMax);
+    return static_cast<int>(value);
+  }
 
   /// Bytes that decoding needs: all arrays except the training record.
   uint64_t size_bytes() const;
@@ -115,7 +125,9 @@ constexpr auto names_of(RopeChoice) { return std::to_array<std::string_view>({"k
 
 /// The parameter value-dim of a book's record; absent: kAsKeys. Throws Error(bad_input) for an impossible one.
 int value_dim_in(const Record& parameters);
-void set_value_dim(Record& parameters, int value_dim);
+inline void set_value_dim(Record& parameters, int value_dim) {
+  if (value_dim != kAsKeys) parameters.set("value-dim", int64_t{value_dim});
+}
 
 /// The parameter of codecs and books for this choice; absent = keep.
 inline constexpr std::string_view kRopeParameter = "rope";

@@ -110,24 +110,14 @@ SideViews Codec::open_sides(const GroupShape& shape, const StreamReader& keys,
   return views;
 }
 
-namespace {
-
 /// Parameters in a record that are not options come from the book: they must equal those of the codec.
-void check_book_parameters(const Codec& codec, Options& options, const Record& parameters) {
+static void check_book_parameters(const Codec& codec, Options& options, const Record& parameters) {
   const Record chosen = to_record(options), wanted = codec.parameters();
   for (const auto& [name, value] : parameters.items()) {
     const Scalar* own = chosen.find(name) ? nullptr : wanted.find(name);
     if (own && *own != value)
       throw bad_input("{} is {}; by the book it is {}", name, to_text(value), to_text(*own));
   }
-}
-
-}  // namespace
-
-double rounded_setting(double x) { return std::stod(fmt::format("{:.3g}", x)); }
-
-bool has_dial(const CodecEntry& codec) {
-  return codec.of(Side::key).dial.turn || codec.of(Side::value).dial.turn;
 }
 
 void take_paper_form(const CodecEntry& entry, Options& options) {

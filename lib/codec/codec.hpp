@@ -213,7 +213,7 @@ struct Dial {
 };
 
 /// Rounded to three digits, so that the option can be typed as it was used.
-double rounded_setting(double x);
+inline double rounded_setting(double x) { return std::stod(fmt::format("{:.3g}", x)); }
 
 /// The registry line of a codec: its help, how one is made, and how a search treats it.
 struct CodecEntry {
@@ -248,7 +248,9 @@ struct CodecEntry {
 };
 
 /// True if a search can set the rate; for a pair (registry.hpp), the rate of either side.
-bool has_dial(const CodecEntry& codec);
+inline bool has_dial(const CodecEntry& codec) {
+  return codec.of(Side::key).dial.turn || codec.of(Side::value).dial.turn;
+}
 
 /// Sets options (made by entry.make_options) to the paper's form. Throws Error(usage) if there is none.
 void take_paper_form(const CodecEntry& entry, Options& options);

@@ -59,11 +59,6 @@ ViewPtr values_in(const DocumentView& keys, const StreamReader& streams, int val
   return view;
 }
 
-void DocumentView::check_range(uint64_t first, uint64_t count) const {
-  if (first > tokens_ || count > tokens_ - first)
-    throw bad_input("there are {} tokens; {} from token {} on are not all there", tokens_, count, first);
-}
-
 void DocumentView::decode(uint64_t first, MatrixView<float> out) const {
   check_width(shape_, out.cols());
   check_range(first, out.rows());

@@ -96,7 +96,10 @@ class DocumentView {
   }
 
  private:
-  void check_range(uint64_t first, uint64_t count) const;
+  void check_range(uint64_t first, uint64_t count) const {
+    if (first > tokens_ || count > tokens_ - first)
+      throw bad_input("there are {} tokens; {} from token {} on are not all there", tokens_, count, first);
+  }
 
   GroupShape shape_;
   const StreamReader& document_;
@@ -104,6 +107,29 @@ class DocumentView {
 };
 
 using ViewPtr = std::unique_ptr<DocumentView>;
+
+/// A view around an inner one: its members forward to it, except those that a class derived from this one overrides.
+class OuterView : public DocumentView {
+ public:
+  OuterView(ViewPtr inner, const GroupShape& shape, const StreamReader& document)
+      : DocumentView(shape, document), inner_(std::move(inner)) {}
+  std::vector<uint64_t> symbol_counts() const override { return inner_->symbol_counts(); }
+
+ protected:
+  const DocumentView& inner() const { return *inner_; }
+  uint64_t take_in() override {
+    inner_->refresh();
+    return inner_->tokens();
+  }
+  void decode_rows(uint64_t first, MatrixView<float> out) const override { inner_->decode(first, out); }
+  void multiply_range(uint64_t first, MatrixView<const float> factors, MatrixView<float> out) const override {
+    inner_->multiply(first, factors, out);
+  }
+  Block block_of(uint64_t token) const override { return DocumentView::block_of(*inner_, token); }
+
+ private:
+  ViewPtr inner_;
+};
 
 /// Values that lie in keys (LayerShape::values_in_keys): the first dimensions of each of so many heads. keys: (n, heads * d), values:
 /// (n, heads * d of theirs).

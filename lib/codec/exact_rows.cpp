@@ -6,16 +6,17 @@
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// Values per piece of parallel work: large against the cost of handing one out, small against a chunk.
 constexpr size_t kPieceValues = 1 << 16;
 
-size_t piece_rows(size_t width) { return std::max<size_t>(1, kPieceValues / std::max<size_t>(width, 1)); }
+static size_t piece_rows(size_t width) {
+  return std::max<size_t>(1, kPieceValues / std::max<size_t>(width, 1));
+}
 
 /// The first infinity or NaN (an exponent of all ones: also what values beyond the type's range were rounded
 /// to), or row.size() if there is none.
-size_t first_infinite(DType type, std::span<const uint16_t> row) {
+static size_t first_infinite(DType type, std::span<const uint16_t> row) {
   const auto exponent = static_cast<int16_t>(type == DType::f16 ? 0x7c00 : 0x7f80);
   int16_t largest = 0;  // signed: every instruction set has a maximum of those
   for (const uint16_t bits : row) largest = std::max(largest, static_cast<int16_t>(bits & exponent));
@@ -24,8 +25,6 @@ size_t first_infinite(DType type, std::span<const uint16_t> row) {
       std::find_if(row.begin(), row.end(), [&](uint16_t bits) { return (bits & exponent) == exponent; });
   return static_cast<size_t>(bad - row.begin());
 }
-
-}  // namespace
 
 std::vector<uint64_t> row_shape_of(const GroupShape& shape) {
   const bool has_both = shape.width() > shape.side_width(sides_in(shape.side).front());
@@ -38,21 +37,11 @@ std::vector<uint64_t> row_shape_of(const GroupShape& shape) {
   return extents;
 }
 
-StreamSpec exact_stream(std::string_view name, const GroupShape& shape, DType storage, Category category) {
-  return {std::string(name), storage, row_shape_of(shape), category};
-}
-
 void check_context(const CodecContext& context) {
   if (context.heads < 1 || context.head_dim < 1)
     throw usage_error("{} heads of {} dimensions: both must be at least 1", context.heads, context.head_dim);
   if (context.storage != DType::f16 && context.storage != DType::bf16)
     throw usage_error("the 16-bit type of the cache is {}; it must be f16 or bf16", name_of(context.storage));
-}
-
-void check_width(const GroupShape& shape, size_t columns) {
-  if (columns != shape.width())
-    throw failed("rows of {} values; {} layers of {} heads of {} dimensions make {}", columns,
-                 shape.layers.size(), shape.heads(), shape.head_dim(), shape.width());
 }
 
 void store_row(DType storage, std::span<const float> row, size_t index, std::span<uint16_t> out) {
@@ -106,13 +95,6 @@ void decode_with_tail(DType storage, const StreamReader& document, uint64_t code
   decode_with_tail(coded, first, out, decode, [&](uint64_t at, MatrixView<float> rows) {
     read_exact(kTail, storage, document, at, rows);
   });
-}
-
-void decode_with_tail(uint64_t coded, uint64_t first, MatrixView<float> out, const DecodeCoded& decode,
-                      const DecodeCoded& read_tail) {
-  const size_t some = count_before(coded, first, out.rows());
-  if (some > 0) decode(first, out.rows(0, some));
-  if (some < out.rows()) read_tail(first + some - coded, out.rows(some, out.rows() - some));
 }
 
 uint64_t ExactEnds::tokens(const StreamReader& document, uint64_t quantized) const {

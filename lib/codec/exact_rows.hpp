@@ -23,8 +23,10 @@ namespace kvcodec {
 std::vector<uint64_t> row_shape_of(const GroupShape& shape);
 
 /// A stream for rows kept exactly in `storage`.
-StreamSpec exact_stream(std::string_view name, const GroupShape& shape, DType storage,
-                        Category category = Category::exempt);
+inline StreamSpec exact_stream(std::string_view name, const GroupShape& shape, DType storage,
+                               Category category = Category::exempt) {
+  return {std::string(name), storage, row_shape_of(shape), category};
+}
 
 /// Throws Error(usage) unless the context has heads, a head dimension and a 16-bit storage type.
 void check_context(const CodecContext& context);
@@ -62,7 +64,11 @@ std::unique_ptr<Codec> make_centered(const Options& options, const CodecContext&
 }
 
 /// Throws Error(failed) unless rows handed to a codec have the width of its shape.
-void check_width(const GroupShape& shape, size_t columns);
+inline void check_width(const GroupShape& shape, size_t columns) {
+  if (columns != shape.width())
+    throw failed("rows of {} values; {} layers of {} heads of {} dimensions make {}", columns,
+                 shape.layers.size(), shape.heads(), shape.head_dim(), shape.width());
+}
 
 /// Rows (n, width) rounded to `storage`, row after row; values from 16-bit sources do not change.
 /// Throws Error(bad_input) naming the first value outside its range.
@@ -102,8 +108,12 @@ void append_to_tail(std::span<const uint16_t> added, size_t width, size_t leavin
 void decode_with_tail(DType storage, const StreamReader& document, uint64_t coded, uint64_t first,
                       MatrixView<float> out, const DecodeCoded& decode);
 /// The same for a tail of another form, of which read_tail() writes rows, with at most one call.
-void decode_with_tail(uint64_t coded, uint64_t first, MatrixView<float> out, const DecodeCoded& decode,
-                      const DecodeCoded& read_tail);
+inline void decode_with_tail(uint64_t coded, uint64_t first, MatrixView<float> out, const DecodeCoded& decode,
+                             const DecodeCoded& read_tail) {
+  const size_t some = count_before(coded, first, out.rows());
+  if (some > 0) decode(first, out.rows(0, some));
+  if (some < out.rows()) read_tail(first + some - coded, out.rows(some, out.rows() - some));
+}
 
 /// Value of an option for the number of tokens kept exactly. It means a 64th of the document's tokens, but at
 /// most the number of the codec's paper.

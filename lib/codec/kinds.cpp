@@ -36,28 +36,6 @@ bool same_array(const Array* other, const Array& array) {
   return other && other->type == array.type && other->shape == array.shape && other->bytes == array.bytes;
 }
 
-/// A view with the model's numbers of layers.
-class KindView final : public DocumentView {
- public:
-  KindView(ViewPtr inner, const GroupShape& shape, const StreamReader& document)
-      : DocumentView(shape, document), inner_(std::move(inner)) {}
-  std::vector<uint64_t> symbol_counts() const override { return inner_->symbol_counts(); }
-
- protected:
-  uint64_t take_in() override {
-    inner_->refresh();
-    return inner_->tokens();
-  }
-  void decode_rows(uint64_t first, MatrixView<float> out) const override { inner_->decode(first, out); }
-  void multiply_range(uint64_t first, MatrixView<const float> factors, MatrixView<float> out) const override {
-    inner_->multiply(first, factors, out);
-  }
-  Block block_of(uint64_t token) const override { return DocumentView::block_of(*inner_, token); }
-
- private:
-  ViewPtr inner_;
-};
-
 struct KindCodec {
   std::vector<int> layers;
   std::unique_ptr<Codec> codec;
@@ -104,8 +82,9 @@ class KindsCodec final : public Codec {
 
  protected:
   ViewPtr view_of(const GroupShape& shape, const StreamReader& document) const override {
-    return std::make_unique<KindView>(Codec::view_of(of(shape), renumbered(shape), document), shape,
-                                      document);
+    // A view with the model's numbers of layers.
+    return std::make_unique<OuterView>(Codec::view_of(of(shape), renumbered(shape), document), shape,
+                                       document);
   }
 
  private:

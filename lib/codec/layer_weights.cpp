@@ -8,17 +8,17 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// In records scales are text; the codec computes with the value of the text.
-std::string text_of(double scale) { return fmt::format("{:.3g}", scale); }
+static std::string text_of(double scale) { return fmt::format("{:.3g}", scale); }
 
 /// A float and its inverse hold this range by far.
 constexpr double kMinScale = 1e-30, kMaxScale = 1e30;
 
 /// The words of a text as numbers. refuse(word): the error for what is no number from `lowest` to `highest`.
 template <class Number, class Refuse>
-std::vector<Number> numbers_in(const std::string& text, Number lowest, Number highest, const Refuse& refuse) {
+static std::vector<Number> numbers_in(const std::string& text, Number lowest, Number highest,
+                                      const Refuse& refuse) {
   std::istringstream words(text);
   std::vector<Number> numbers;
   for (std::string word; words >> word;) {
@@ -28,8 +28,6 @@ std::vector<Number> numbers_in(const std::string& text, Number lowest, Number hi
   }
   return numbers;
 }
-
-}  // namespace
 
 LayerWeights::LayerWeights(std::span<const std::array<double, 2>> costs) {
   double logs = 0;
@@ -46,14 +44,6 @@ LayerWeights::LayerWeights(std::span<const std::array<double, 2>> costs) {
       scales[side] = static_cast<float>(std::stod(
           text_of(std::clamp(std::exp((mean - std::log(layer[side])) / 2), 10 * kMinScale, kMaxScale / 10))));
   }
-}
-
-LayerWeights LayerWeights::of(std::span<const int> layers) const {
-  LayerWeights some;
-  if (alike()) return some;
-  some.scales_.reserve(layers.size());
-  for (const int layer : layers) some.scales_.push_back(scales_[as_size(layer)]);
-  return some;
 }
 
 void LayerWeights::write(Record& parameters) const {
@@ -93,18 +83,6 @@ LayerBits::LayerBits(const BitOptions& options, int64_t lowest, int64_t highest,
   if (!numbers_.empty() && numbers_.size() != 2 * layers_)
     throw usage_error("layer-bits has {} numbers; the keys and values of {} layers need {}", numbers_.size(),
                       layers_, 2 * layers_);
-}
-
-Record BitOptions::record() {
-  const Record all = to_record(*this);
-  Record rest;
-  for (const auto& [name, value] : all.items())
-    if (name != "layer-bits" || !layer_bits.empty()) rest.set(name, value);
-  return rest;
-}
-
-std::string layer_numbers_text(std::span<const int64_t> numbers) {
-  return fmt::format("{}", fmt::join(numbers, " "));
 }
 
 }  // namespace kvcodec

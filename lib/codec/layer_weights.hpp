@@ -39,7 +39,13 @@ class LayerWeights {
   }
 
   /// Those of some layers of the model, in their order.
-  LayerWeights of(std::span<const int> layers) const;
+  LayerWeights of(std::span<const int> layers) const {
+    LayerWeights some;
+    if (alike()) return some;
+    some.scales_.reserve(layers.size());
+    for (const int layer : layers) some.scales_.push_back(scales_[as_size(layer)]);
+    return some;
+  }
 
   /// Puts the scales into a record, keys of all layers and then values; nothing where all are alike.
   void write(Record& parameters) const;
@@ -69,7 +75,13 @@ struct BitOptions : Options {
         .target = &layer_bits};
   }
   /// The options, without layer-bits where it is empty.
-  Record record();
+  Record record() {
+    const Record all = to_record(*this);
+    Record rest;
+    for (const auto& [name, value] : all.items())
+      if (name != "layer-bits" || !layer_bits.empty()) rest.set(name, value);
+    return rest;
+  }
 
   /// Dial::turn. Sets only the whole bits. For the fraction, the caller (cli/search/goal.cpp) gives some layers and sides one bit more.
   static void turn(Options& options, double setting, bool) {
@@ -98,6 +110,8 @@ class LayerBits {
 };
 
 /// Numbers of all layers for keys, then for values, as the text that the option layer-bits takes.
-std::string layer_numbers_text(std::span<const int64_t> numbers);
+inline std::string layer_numbers_text(std::span<const int64_t> numbers) {
+  return fmt::format("{}", fmt::join(numbers, " "));
+}
 
 }  // namespace kvcodec

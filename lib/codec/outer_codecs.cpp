@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -32,25 +31,7 @@ class UnsetMatrix {
   MatrixView<float> view_;
 };
 
-/// Views and codecs around an inner one: their members forward to it, except those that the outer one overrides.
-class OuterView : public DocumentView {
- public:
-  std::vector<uint64_t> symbol_counts() const override { return inner_->symbol_counts(); }
-
- protected:
-  OuterView(ViewPtr inner, const GroupShape& shape, const StreamReader& document)
-      : DocumentView(shape, document), inner_(std::move(inner)) {}
-  const DocumentView& inner() const { return *inner_; }
-  uint64_t take_in() override {
-    inner_->refresh();
-    return inner_->tokens();
-  }
-  Block block_of(uint64_t token) const override { return DocumentView::block_of(*inner_, token); }
-
- private:
-  ViewPtr inner_;
-};
-
+/// Codecs around an inner one: their members forward to it, except those that the outer one overrides.
 class OuterCodec : public Codec {
  public:
   Record parameters() const override { return inner_->parameters(); }
@@ -509,12 +490,6 @@ int64_t sink_in(const Record& parameters) {
   const int64_t sink = parameters.get_int(kSink);
   if (sink < 0) throw bad_input("parameter {} is {}; it is a number of tokens", kSink, sink);
   return sink;
-}
-
-void copy_first_tokens(const StreamSpec& stream, const StreamReader& document, StreamStore& out) {
-  const uint64_t rows = document.rows(stream.name);
-  out.append_values<std::byte>(stream.name,
-                               document.read<std::byte>(stream.name, 0, rows, stream.row_bytes()));
 }
 
 std::unique_ptr<Codec> keep_first_tokens(std::unique_ptr<Codec> inner, int64_t sink, DType storage) {

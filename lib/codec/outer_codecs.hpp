@@ -103,6 +103,10 @@ std::unique_ptr<Codec> center_channels(std::unique_ptr<Codec> inner, Centered ce
 int64_t sink_in(const Record& parameters);
 
 /// Copies the first tokens of a document from codes to codes, both with the same stream of them.
-void copy_first_tokens(const StreamSpec& stream, const StreamReader& document, StreamStore& out);
+inline void copy_first_tokens(const StreamSpec& stream, const StreamReader& document, StreamStore& out) {
+  const uint64_t rows = document.rows(stream.name);
+  out.append_values<std::byte>(stream.name,
+                               document.read<std::byte>(stream.name, 0, rows, stream.row_bytes()));
+}
 
 }  // namespace kvcodec

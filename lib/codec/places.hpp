@@ -31,16 +31,24 @@ constexpr uint64_t place_interval(uint64_t tokens_of_unit) {
 }
 
 /// The stream `places` for units that take rows of so many other streams.
-StreamSpec places_stream(size_t streams);
+inline StreamSpec places_stream(size_t streams) {
+  return {std::string(kPlaces), DType::u64, {streams}, Category::offsets};
+}
 
 /// Makes the rows of `places` for units that are appended.
 class PlaceWriter {
  public:
   /// document: before the append; it has `units` units, which take all rows of `streams`.
   PlaceWriter(std::span<const std::string_view> streams, uint64_t interval, const StreamReader& document,
-              uint64_t units);
+              uint64_t units)
+      : interval_(interval), units_(units) {
+    for (const std::string_view stream : streams) at_.push_back(document.rows(stream));
+  }
   /// The next unit takes so many rows of each stream.
-  void add(std::span<const uint64_t> rows);
+  void add(std::span<const uint64_t> rows) {
+    for (size_t i = 0; i < at_.size(); ++i) at_[i] += rows[i];
+    if (++units_ % interval_ == 0) places_.insert(places_.end(), at_.begin(), at_.end());
+  }
   void store(StreamStore& document) const { document.append_values<uint64_t>(kPlaces, places_); }
 
  private:
@@ -89,9 +97,17 @@ class PlaceStream {
       : streams_(std::move(streams)), interval_(interval) {}
 
   /// Throws Error(bad_input) unless `places` has the rows of a document with so many complete units.
-  void check_rows(const StreamReader& document, uint64_t complete);
+  void check_rows(const StreamReader& document, uint64_t complete) {
+    rows_ = document.rows(kPlaces);
+    if (rows_ != complete / interval_)
+      throw bad_input("stream '{}' has {} rows; {} units have one for every {}", kPlaces, rows_, complete,
+                      interval_);
+  }
   /// The row of each stream at which an interval begins.
-  std::vector<uint64_t> begin(const StreamReader& document, uint64_t interval) const;
+  std::vector<uint64_t> begin(const StreamReader& document, uint64_t interval) const {
+    if (interval == 0) return std::vector<uint64_t>(streams_.size());
+    return document.read<uint64_t>(kPlaces, interval - 1, 1, streams_.size());
+  }
 
   std::vector<std::string_view> streams_;
   uint64_t interval_, rows_ = 0, units_ = 0, complete_ = 0;

@@ -9,7 +9,6 @@
 //   scales  f16 [Q][H][ceil(d/group)]    signed
 //   sink, tail                           where there is a sink or a window: lib/codec/exact_rows.hpp
 //   exact   bf16|f16 [T][H][d]           instead of all, where codes and scales would not be smaller than 16 bits
-#include <algorithm>
 #include <cmath>
 
 #include "lib/codec/codec.hpp"

@@ -116,9 +116,6 @@ Capabilities capabilities_of_both(const CodecEntry& keys, const CodecEntry& valu
 
 }  // namespace
 
-PairOptions::PairOptions(std::unique_ptr<Options> keys, std::unique_ptr<Options> values)
-    : keys_(std::move(keys)), values_(std::move(values)) {}
-
 std::vector<OptionField> PairOptions::fields() {
   std::vector<OptionField> all;
   for (const Side side : kSides)
@@ -127,11 +124,6 @@ std::vector<OptionField> PairOptions::fields() {
       all.push_back(std::move(field));
     }
   return all;
-}
-
-void PairOptions::check() const {
-  with_context("keys", [&] { keys_->check(); });
-  with_context("values", [&] { values_->check(); });
 }
 
 CodecEntry pair_of(const CodecEntry& keys, const CodecEntry& values) {

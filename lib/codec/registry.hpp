@@ -37,9 +37,13 @@ constexpr std::string_view pair_prefix(Side side) { return side == Side::value ?
 /// The options of both, each under its side's prefix.
 class PairOptions final : public Options {
  public:
-  PairOptions(std::unique_ptr<Options> keys, std::unique_ptr<Options> values);
+  PairOptions(std::unique_ptr<Options> keys, std::unique_ptr<Options> values)
+      : keys_(std::move(keys)), values_(std::move(values)) {}
   std::vector<OptionField> fields() override;
-  void check() const override;
+  void check() const override {
+    with_context("keys", [&] { keys_->check(); });
+    with_context("values", [&] { values_->check(); });
+  }
 
   Options& of(Side side) const { return side == Side::value ? *values_ : *keys_; }
 

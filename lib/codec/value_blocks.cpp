@@ -24,25 +24,4 @@ std::optional<ValueBlocks> ValueBlocks::named(std::string_view name) {
   return found == known.end() ? std::nullopt : std::optional(*found);
 }
 
-std::string ValueBlocks::name() const {
-  if (const AffineGroups* affine = groups())
-    return fmt::format("mlx-{}-{}-{}", affine->bits, affine->values, name_of(affine->stored));
-  return type() ? std::string(name_of(*type())) : "none";
-}
-
-BlockLayout ValueBlocks::layout() const {
-  if (const AffineGroups* affine = groups()) return {affine->values, affine->block_bytes()};
-  return block_of(std::get<TensorType>(kind_));
-}
-
-bool ValueBlocks::quantize_exactly(std::span<const float> values, std::span<std::byte> blocks) const {
-  if (const AffineGroups* affine = groups()) return quantize_affine(*affine, values, blocks);
-  return kvcodec::quantize_exactly(std::get<TensorType>(kind_), values, blocks);
-}
-
-void ValueBlocks::dequantize(std::span<const std::byte> blocks, std::span<float> out) const {
-  if (const AffineGroups* affine = groups()) return dequantize_affine(*affine, blocks, out);
-  kvcodec::dequantize(std::get<TensorType>(kind_), blocks, out);
-}
-
 }  // namespace kvcodec

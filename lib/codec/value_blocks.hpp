@@ -27,13 +27,26 @@ class ValueBlocks {
   const TensorType* type() const { return std::get_if<TensorType>(&kind_); }
   const AffineGroups* groups() const { return std::get_if<AffineGroups>(&kind_); }
   /// "none", "q4_0", or "mlx-4-64-bf16" with bits, values of a group, and type of scales and biases.
-  std::string name() const;
+  std::string name() const {
+    if (const AffineGroups* affine = groups())
+      return fmt::format("mlx-{}-{}-{}", affine->bits, affine->values, name_of(affine->stored));
+    return type() ? std::string(name_of(*type())) : "none";
+  }
 
   // The rest is for blocks of a kind.
-  BlockLayout layout() const;
+  BlockLayout layout() const {
+    if (const AffineGroups* affine = groups()) return {affine->values, affine->block_bytes()};
+    return block_of(std::get<TensorType>(kind_));
+  }
   /// Whole blocks of these values. Returns whether they give all values back bit for bit.
-  bool quantize_exactly(std::span<const float> values, std::span<std::byte> blocks) const;
-  void dequantize(std::span<const std::byte> blocks, std::span<float> out) const;
+  bool quantize_exactly(std::span<const float> values, std::span<std::byte> blocks) const {
+    if (const AffineGroups* affine = groups()) return quantize_affine(*affine, values, blocks);
+    return kvcodec::quantize_exactly(std::get<TensorType>(kind_), values, blocks);
+  }
+  void dequantize(std::span<const std::byte> blocks, std::span<float> out) const {
+    if (const AffineGroups* affine = groups()) return dequantize_affine(*affine, blocks, out);
+    kvcodec::dequantize(std::get<TensorType>(kind_), blocks, out);
+  }
 
  private:
   std::variant<std::monostate, TensorType, AffineGroups> kind_;

@@ -23,17 +23,6 @@ void Digest::add(std::span<const std::byte> bytes) {
   XXH3_128bits_update(state_.get(), bytes.data(), bytes.size());
 }
 
-void Digest::add(std::string_view text) {
-  add(uint64_t{text.size()});
-  add(std::as_bytes(std::span(text)));
-}
-
-void Digest::add(uint64_t number) {
-  std::byte bytes[8];
-  for (int i = 0; i < 8; ++i) bytes[i] = static_cast<std::byte>(number >> (8 * i));
-  add(std::span<const std::byte>(bytes));
-}
-
 static Digest128 bytes_of(XXH128_hash_t hash) {
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical, hash);
@@ -47,7 +36,6 @@ std::string hex_of(const Digest128& digest) {
   return text;
 }
 
-std::string Digest::hex() const { return hex_of(value()); }
 Digest128 Digest::value() const { return bytes_of(XXH3_128bits_digest(state_.get())); }
 
 Digest128 digest_of(std::span<const std::byte> bytes) {

@@ -27,11 +27,20 @@ class Digest {
   Digest();
 
   void add(std::span<const std::byte> bytes);
-  void add(std::string_view text);  ///< its length first, so that "ab","c" and "a","bc" differ
-  void add(uint64_t number);        ///< as 8 bytes, little-endian
+  /// Its length first, so that "ab","c" and "a","bc" differ.
+  void add(std::string_view text) {
+    add(uint64_t{text.size()});
+    add(std::as_bytes(std::span(text)));
+  }
+  /// As 8 bytes, little-endian.
+  void add(uint64_t number) {
+    std::byte bytes[8];
+    for (int i = 0; i < 8; ++i) bytes[i] = static_cast<std::byte>(number >> (8 * i));
+    add(std::span<const std::byte>(bytes));
+  }
 
   /// 32 lower-case hexadecimal digits of everything added so far.
-  std::string hex() const;
+  std::string hex() const { return hex_of(value()); }
   /// The same as bytes.
   Digest128 value() const;
 

@@ -54,24 +54,17 @@ Error internal_error(fmt::format_string<Args...> format, Args&&... args) {
           "a fault of kvcodec itself: " + fmt::format(format, std::forward<Args>(args)...)};
 }
 
-/// Runs body(); an Error that leaves it has "where: " put before its message.
-template <class Body>
-decltype(auto) with_context(const std::string& where, Body&& body) {
-  try {
-    return std::forward<Body>(body)();
-  } catch (const Error& error) {
-    throw error.at(where);
-  }
-}
-
-/// The same for places in loops: where() makes the text, only once there is an error.
+/// Runs body(); an Error that leaves it has "where: " put before its message. For places in loops where() may make the text, only once
+/// there is an error.
 template <class Where, class Body>
-requires std::is_invocable_v<Where>
 decltype(auto) with_context(const Where& where, Body&& body) {
   try {
     return std::forward<Body>(body)();
   } catch (const Error& error) {
-    throw error.at(where());
+    if constexpr (std::is_invocable_v<Where>)
+      throw error.at(where());
+    else
+      throw error.at(where);
   }
 }
 

@@ -9,20 +9,19 @@
 #include "lib/core/kernels.hpp"
 
 namespace kvcodec {
-namespace core_kernels::scalar {
-namespace {
 
+namespace core_kernels::scalar {
 template <float (*convert)(uint16_t)>
-void widen(const uint16_t* in, float* out, size_t n) {
+static void widen(const uint16_t* in, float* out, size_t n) {
   for (size_t i = 0; i < n; ++i) out[i] = convert(in[i]);
 }
 
 template <uint16_t (*convert)(float)>
-void narrow(const float* in, uint16_t* out, size_t n) {
+static void narrow(const float* in, uint16_t* out, size_t n) {
   for (size_t i = 0; i < n; ++i) out[i] = convert(in[i]);
 }
 
-WordSums sums(const unsigned char* bytes, size_t n) {
+static WordSums sums(const unsigned char* bytes, size_t n) {
   WordSums result{0, 0};
   for (size_t i = 0; i < n; ++i) {
     result.plain += static_cast<uint64_t>(bytes[2 * i] | bytes[2 * i + 1] << 8);
@@ -30,8 +29,6 @@ WordSums sums(const unsigned char* bytes, size_t n) {
   }
   return result;
 }
-
-}  // namespace
 
 const Table& table() {
   static constexpr Table kTable = {widen<bf16_to_float>, widen<f16_to_float>, narrow<bf16_from_float>,
@@ -41,20 +38,16 @@ const Table& table() {
 
 }  // namespace core_kernels::scalar
 
-namespace {
-
-const core_kernels::Table& kernels() {
+static const core_kernels::Table& kernels() {
   using namespace core_kernels;
   return pick(scalar::table, avx2::table, avx512::table)();
 }
 
-void check(DType type, size_t in, size_t out) {
+static void check(DType type, size_t in, size_t out) {
   if (type != DType::f16 && type != DType::bf16)
     throw failed("{} is not a 16-bit float (f16, bf16)", name_of(type));
   if (in != out) throw failed("{} values do not fit an output of {}", in, out);
 }
-
-}  // namespace
 
 void widen(DType type, std::span<const uint16_t> in, std::span<float> out) {
   check(type, in.size(), out.size());

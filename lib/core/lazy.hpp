@@ -3,7 +3,6 @@
 
 #include <mutex>
 #include <optional>
-#include <utility>
 
 namespace kvcodec {
 

@@ -5,9 +5,8 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
-namespace {
 
-void check_range(const OptionField& field, double value) {
+static void check_range(const OptionField& field, double value) {
   if (value >= field.min && value <= field.max) return;
   if (field.max == std::numeric_limits<double>::infinity())
     throw usage_error("{} is {}; it must be at least {}", field.name, value, field.min);
@@ -15,24 +14,16 @@ void check_range(const OptionField& field, double value) {
 }
 
 template <class T>
-const T& expect(const OptionField& field, const Scalar& value, const char* type) {
+static const T& expect(const OptionField& field, const Scalar& value, const char* type) {
   if (const T* typed = std::get_if<T>(&value)) return *typed;
   throw usage_error("{} is '{}'; it must be {}", field.name, to_text(value), type);
 }
-
-}  // namespace
 
 bool EnumMember::set(std::string_view name) const {
   const auto place = std::ranges::find(names_, name);
   if (place == names_.end()) return false;
   set_(static_cast<size_t>(place - names_.begin()));
   return true;
-}
-
-std::vector<std::string> choices_of(const OptionField& field) {
-  const auto* member = std::get_if<EnumMember>(&field.target);
-  if (!member || !field.choices.empty()) return field.choices;
-  return {member->names().begin(), member->names().end()};
 }
 
 Scalar value_of(const OptionField& field) {
@@ -68,18 +59,6 @@ void set_value(const OptionField& field, const Scalar& value) {
     else
       *std::get<std::string*>(field.target) = wanted;
   }
-}
-
-Record to_record(Options& options) {
-  Record record;
-  for (const auto& field : options.fields()) record.set(field.name, value_of(field));
-  return record;
-}
-
-void from_record(const Record& record, Options& options) {
-  for (const auto& field : options.fields())
-    if (const Scalar* value = record.find(field.name)) set_value(field, *value);
-  options.check();
 }
 
 }  // namespace kvcodec

@@ -57,7 +57,11 @@ struct OptionField {
 };
 
 /// Values that a field may have: the names of an enum, or its choices; empty = anything of its type.
-std::vector<std::string> choices_of(const OptionField& field);
+inline std::vector<std::string> choices_of(const OptionField& field) {
+  const auto* member = std::get_if<EnumMember>(&field.target);
+  if (!member || !field.choices.empty()) return field.choices;
+  return {member->names().begin(), member->names().end()};
+}
 
 struct Options {
   virtual ~Options() = default;
@@ -82,8 +86,16 @@ Scalar value_of(const OptionField& field);
 void set_value(const OptionField& field, const Scalar& value);
 
 /// All fields as a record, and back (fields that the record lacks keep their values; unknown names in it are ignored).
-Record to_record(Options& options);
-void from_record(const Record& record, Options& options);
+inline Record to_record(Options& options) {
+  Record record;
+  for (const auto& field : options.fields()) record.set(field.name, value_of(field));
+  return record;
+}
+inline void from_record(const Record& record, Options& options) {
+  for (const auto& field : options.fields())
+    if (const Scalar* value = record.find(field.name)) set_value(field, *value);
+  options.check();
+}
 
 /// The same for options that are constant.
 template <class Constant>

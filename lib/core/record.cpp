@@ -21,12 +21,6 @@ void Record::set(std::string_view name, Scalar value) {
     items_.emplace_back(name, std::move(value));
 }
 
-const Scalar* Record::find(std::string_view name) const {
-  for (const auto& [key, value] : items_)
-    if (key == name) return &value;
-  return nullptr;
-}
-
 bool Record::get_bool(std::string_view name) const { return get<bool>(*this, name, "true or false"); }
 int64_t Record::get_int(std::string_view name) const { return get<int64_t>(*this, name, "an integer"); }
 const std::string& Record::get_string(std::string_view name) const {
@@ -37,10 +31,6 @@ double Record::get_double(std::string_view name) const {
   if (const Scalar* value = find(name))
     if (const auto* integer = std::get_if<int64_t>(value)) return static_cast<double>(*integer);
   return get<double>(*this, name, "a number");
-}
-
-std::string to_text(const Scalar& value) {
-  return std::visit([](const auto& v) { return fmt::format("{}", v); }, value);
 }
 
 }  // namespace kvcodec

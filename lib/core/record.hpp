@@ -21,7 +21,11 @@ class Record {
   void set(std::string_view name, Scalar value);
 
   /// The value of that name, or nullptr.
-  const Scalar* find(std::string_view name) const;
+  const Scalar* find(std::string_view name) const {
+    for (const auto& [key, value] : items_)
+      if (key == name) return &value;
+    return nullptr;
+  }
 
   /// The value of that name and type. Throws Error(bad_input) if it is missing or of another type; an integer
   /// is accepted where a double is asked for.
@@ -46,6 +50,8 @@ class Record {
 };
 
 /// The scalar as text: true/false, integers, shortest doubles that read back the same, strings as they are.
-std::string to_text(const Scalar& value);
+inline std::string to_text(const Scalar& value) {
+  return std::visit([](const auto& v) { return fmt::format("{}", v); }, value);
+}
 
 }  // namespace kvcodec

@@ -80,55 +80,6 @@ std::vector<double> total_of_team(const Team& team, const std::vector<Partial>& 
 
 }  // namespace
 
-TeamShare Team::share_of(int rank, size_t count) const {
-  const auto ranks = static_cast<size_t>(size()), at = static_cast<size_t>(rank);
-  // The first count % ranks of them take one more.
-  const size_t each = count / ranks, more = count % ranks;
-  const size_t begin = at * each + std::min(at, more);
-  return {begin, begin + each + (at < more ? 1 : 0)};
-}
-
-std::vector<size_t> Team::bounds(std::span<const size_t> starts) const {
-  std::vector<size_t> bounds{starts.front()};
-  bounds.reserve(static_cast<size_t>(size()) + 1);
-  for (int of = 0; of < size(); ++of) bounds.push_back(starts[share_of(of, starts.size() - 1).end]);
-  return bounds;
-}
-
-std::vector<size_t> Team::bounds_of_shares(size_t items, size_t unit) const {
-  std::vector<size_t> bounds{0};
-  bounds.reserve(static_cast<size_t>(size()) + 1);
-  for (int of = 0; of < size(); ++of) bounds.push_back(share_of(of, items).end * unit);
-  return bounds;
-}
-
-std::vector<size_t> Team::bounds_of(int from, size_t count) const {
-  std::vector<size_t> bounds(static_cast<size_t>(size()) + 1);
-  for (size_t i = static_cast<size_t>(from) + 1; i < bounds.size(); ++i) bounds[i] = count;
-  return bounds;
-}
-
-void Team::exchange_bytes(std::span<std::byte> all, std::span<const size_t> bounds, size_t unit) const {
-  std::vector<size_t> in_bytes(bounds.begin(), bounds.end());
-  for (size_t& bound : in_bytes) bound *= unit;
-  wait();  // behind it nothing may fail on one rank alone
-  put_together(all, in_bytes);
-}
-
-void Team::wait() const {
-  if (ended_) throw *ended_;
-  if (size() == 1) return;
-  const int failed = lowest(size());
-  if (failed < size()) throw end_with(failed, nullptr);
-}
-
-Error Team::fail(const Error& own) const {
-  if (ended_) return *ended_;
-  if (size() == 1) return own;
-  const int failed = lowest(rank());
-  return end_with(failed, failed == rank() ? &own : nullptr);
-}
-
 /// own: what this rank ended with, if it is the one to tell.
 const Error& Team::end_with(int from, const Error* own) const {
   struct Head {

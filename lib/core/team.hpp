@@ -36,7 +36,13 @@ class Team {
 
   /// The share of `count` items for this rank, or another: consecutive items, about as many for each rank.
   TeamShare share(size_t count) const { return share_of(rank(), count); }
-  TeamShare share_of(int rank, size_t count) const;
+  TeamShare share_of(int rank, size_t count) const {
+    const auto ranks = static_cast<size_t>(size()), at = static_cast<size_t>(rank);
+    // The first count % ranks of them take one more.
+    const size_t each = count / ranks, more = count % ranks;
+    const size_t begin = at * each + std::min(at, more);
+    return {begin, begin + each + (at < more ? 1 : 0)};
+  }
 
   /// all: room for the elements of all ranks; rank r has written elements [bounds[r], bounds[r + 1]) of it. Afterwards
   /// every rank has all of them. Throws the Error with which another rank ended (fail()).
@@ -47,7 +53,12 @@ class Team {
   }
   /// Bounds for exchange() of items that begin at starts[0], starts[1] … and end at the last of these, where each rank
   /// writes its share of them.
-  std::vector<size_t> bounds(std::span<const size_t> starts) const;
+  std::vector<size_t> bounds(std::span<const size_t> starts) const {
+    std::vector<size_t> bounds{starts.front()};
+    bounds.reserve(static_cast<size_t>(size()) + 1);
+    for (int of = 0; of < size(); ++of) bounds.push_back(starts[share_of(of, starts.size() - 1).end]);
+    return bounds;
+  }
   /// The same where `all` has `items` items of equally many elements, and every rank has written its share of them.
   template <class T>
   void gather(std::span<T> all, size_t items) const {
@@ -76,10 +87,20 @@ class Team {
   }
 
   /// Returns once all ranks have called it. Throws the Error with which another rank ended.
-  void wait() const;
+  void wait() const {
+    if (ended_) throw *ended_;
+    if (size() == 1) return;
+    const int failed = lowest(size());
+    if (failed < size()) throw end_with(failed, nullptr);
+  }
   /// For a rank whose work ended with an error, its own or that of another rank: the next call of every other rank throws
   /// an Error too. Returns the Error with which all ranks end: that of the lowest rank that called this.
-  Error fail(const Error& own) const;
+  Error fail(const Error& own) const {
+    if (ended_) return *ended_;
+    if (size() == 1) return own;
+    const int failed = lowest(rank());
+    return end_with(failed, failed == rank() ? &own : nullptr);
+  }
 
  protected:
   /// The lowest of all ranks' numbers.
@@ -88,9 +109,23 @@ class Team {
   virtual void put_together(std::span<std::byte> /*all*/, std::span<const size_t> /*bounds*/) const {}
 
  private:
-  void exchange_bytes(std::span<std::byte> all, std::span<const size_t> bounds, size_t unit) const;
-  std::vector<size_t> bounds_of_shares(size_t items, size_t unit) const;
-  std::vector<size_t> bounds_of(int from, size_t count) const;
+  void exchange_bytes(std::span<std::byte> all, std::span<const size_t> bounds, size_t unit) const {
+    std::vector<size_t> in_bytes(bounds.begin(), bounds.end());
+    for (size_t& bound : in_bytes) bound *= unit;
+    wait();  // behind it nothing may fail on one rank alone
+    put_together(all, in_bytes);
+  }
+  std::vector<size_t> bounds_of_shares(size_t items, size_t unit) const {
+    std::vector<size_t> bounds{0};
+    bounds.reserve(static_cast<size_t>(size()) + 1);
+    for (int of = 0; of < size(); ++of) bounds.push_back(share_of(of, items).end * unit);
+    return bounds;
+  }
+  std::vector<size_t> bounds_of(int from, size_t count) const {
+    std::vector<size_t> bounds(static_cast<size_t>(size()) + 1);
+    for (size_t i = static_cast<size_t>(from) + 1; i < bounds.size(); ++i) bounds[i] = count;
+    return bounds;
+  }
   const Error& end_with(int from, const Error* own) const;
 
   mutable std::optional<Error> ended_;  // with which all ranks ended: then nothing more is communicated

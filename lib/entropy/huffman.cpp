@@ -12,7 +12,6 @@
 #include "lib/entropy/huffman_step.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// Weights of packages sum up to at most max length times all counts, and must fit 64 bits.
 constexpr uint64_t kMaxTotal = uint64_t{1} << 56;
@@ -21,13 +20,13 @@ constexpr uint64_t kMaxTotal = uint64_t{1} << 56;
 constexpr unsigned kTokenBits = 4, kRepeat = 13, kFewAbsent = 14, kManyAbsent = 15;
 constexpr size_t kRepeatFrom = 3, kRepeatTo = 18;
 
-void check_limit(unsigned limit) {
+static void check_limit(unsigned limit) {
   if (limit < 1 || limit > kMaxCodeLength)
     throw failed("codes of at most {} bits; the limit must be 1 to {}", limit, kMaxCodeLength);
 }
 
 /// Package-merge on at least two weights in rising order; returns the length of each leaf.
-std::vector<uint8_t> package_merge(const std::vector<uint64_t>& leaves, unsigned limit) {
+static std::vector<uint8_t> package_merge(const std::vector<uint64_t>& leaves, unsigned limit) {
   const size_t n = leaves.size();
   std::vector<std::vector<bool>> is_leaf(limit);  // of each item of each level's merged list, lightest first
   std::vector<uint64_t> level = leaves;
@@ -61,8 +60,6 @@ std::vector<uint8_t> package_merge(const std::vector<uint64_t>& leaves, unsigned
   }
   return lengths;
 }
-
-}  // namespace
 
 std::vector<uint8_t> limited_code_lengths(std::span<const uint64_t> counts, const std::vector<bool>& coded,
                                           unsigned limit) {
@@ -363,14 +360,6 @@ struct HuffmanDecoder::Work {
     return std::accumulate(bits.begin(), bits.end(), uint64_t{0});
   }
 };
-
-bool HuffmanDecoder::has_escape(std::span<const uint8_t> symbols) const {
-  if (!book_.has_escape()) return false;
-  const auto escape = static_cast<uint8_t>(book_.escape());
-  uint8_t any = 0;  // bytes and no early exit, so that it is done in vectors
-  for (const uint8_t symbol : symbols) any |= static_cast<uint8_t>(symbol == escape);
-  return any != 0;
-}
 
 /// Decodes the first runs, per_lane of them in each lane as if they were one. They are, as long as there is no escape: where there is one,
 /// or the bits do not come out right, the lane's runs are decoded once more, each by itself. Returns how many.

@@ -144,7 +144,13 @@ class HuffmanDecoder {
   struct Work;
   size_t decode_joined(Work& work, size_t per_lane) const;
   void decode_alone(Work& work, size_t run) const;
-  bool has_escape(std::span<const uint8_t> symbols) const;
+  bool has_escape(std::span<const uint8_t> symbols) const {
+    if (!book_.has_escape()) return false;
+    const auto escape = static_cast<uint8_t>(book_.escape());
+    uint8_t any = 0;  // bytes and no early exit, so that it is done in vectors
+    for (const uint8_t symbol : symbols) any |= static_cast<uint8_t>(symbol == escape);
+    return any != 0;
+  }
 
   HuffmanBook book_;
   std::vector<uint64_t> entries_;  // huffman_kernels.hpp

@@ -18,35 +18,33 @@ size_t pack_kernels::scalar::unpack(const Packed&, Id*, size_t, uint32_t*) {
   return 0;  // unpack_checked's own loop has no faster one here
 }
 
-namespace {
-
 static_assert(std::endian::native == std::endian::little, "words are swapped to and from big-endian below");
 
-void check_width(unsigned width) {
+static void check_width(unsigned width) {
   if (width > kMaxPackedWidth)
     throw failed("ids of {} bits cannot be packed, only of 0 to {}", width, kMaxPackedWidth);
 }
 
 /// One past the largest id allowed.
-uint64_t limit_of(unsigned width, uint64_t bound) {
+static uint64_t limit_of(unsigned width, uint64_t bound) {
   const uint64_t codes = uint64_t{1} << width;
   return bound == 0 ? codes : std::min(bound, codes);
 }
 
 /// One past the last bit of n ids that start at first_bit.
-uint64_t end_bit(uint64_t first_bit, uint64_t n, unsigned width) {
+static uint64_t end_bit(uint64_t first_bit, uint64_t n, unsigned width) {
   return checked_add(first_bit, checked_mul(n, width));
 }
 
 template <class Id>
-[[noreturn]] void refuse(std::span<const Id> ids, uint64_t limit) {
+[[noreturn]] static void refuse(std::span<const Id> ids, uint64_t limit) {
   const auto bad = std::find_if(ids.begin(), ids.end(), [&](Id id) { return id >= limit; });
   throw bad_input("id {} at position {} is not below {}", *bad, bad - ids.begin(), limit);
 }
 
 /// Collects bits in a word and stores four bytes at a time.
 template <class Id>
-void pack(std::span<const Id> ids, unsigned width, uint8_t* out, uint64_t first_bit) {
+static void pack(std::span<const Id> ids, unsigned width, uint8_t* out, uint64_t first_bit) {
   uint8_t* place = out + first_bit / 8;
   unsigned count = first_bit % 8;  // bits waiting in the low end of `pending`, always fewer than 32
   uint64_t pending = count == 0 ? 0 : *place >> (8 - count);
@@ -66,7 +64,7 @@ void pack(std::span<const Id> ids, unsigned width, uint8_t* out, uint64_t first_
 
 /// One load of eight bytes per id: 7 bits of offset and 32 of id lie within. Returns the largest id.
 template <class Id>
-uint32_t unpack(std::span<const uint8_t> in, uint64_t bit, unsigned width, std::span<Id> out) {
+static uint32_t unpack(std::span<const uint8_t> in, uint64_t bit, unsigned width, std::span<Id> out) {
   // Loads that would go beyond the end are from a copy of the last bytes, with zeros behind it.
   std::array<uint8_t, 16> tail{};
   const size_t tail_begin = in.size() < 8 ? 0 : in.size() - 7;
@@ -83,8 +81,6 @@ uint32_t unpack(std::span<const uint8_t> in, uint64_t bit, unsigned width, std::
   }
   return largest;
 }
-
-}  // namespace
 
 uint64_t packed_bytes(uint64_t count, unsigned width) {
   check_width(width);

@@ -14,7 +14,6 @@
 #include "lib/entropy/rans_kernels.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// Counts up to here are exact in double, and so are their sums.
 constexpr uint64_t kMaxTotal = uint64_t{1} << 53;
@@ -27,14 +26,14 @@ constexpr unsigned kMaxFrequencyBits = 16;
 constexpr double kFrequencyBits = 8;
 
 /// The bits that one more (or one less) of frequency saves (or costs) a symbol that occurs `count` times.
-double gain(uint64_t count, uint32_t frequency) {
+static double gain(uint64_t count, uint32_t frequency) {
   return static_cast<double>(count) * std::log2(1.0 + 1.0 / frequency);
 }
 
 /// Frequencies of sum 2^scale for the symbols that are coded, each at least 1, with the fewest bits: rounded first, then changed one by one
 /// where that costs least. Costs are convex in every frequency, so when no single exchange gains any more, nothing does.
-std::vector<uint32_t> best_frequencies(std::span<const uint64_t> counts, const std::vector<bool>& coded,
-                                       unsigned scale) {
+static std::vector<uint32_t> best_frequencies(std::span<const uint64_t> counts,
+                                              const std::vector<bool>& coded, unsigned scale) {
   const int64_t wanted = int64_t{1} << scale;
   const auto total = static_cast<double>(std::accumulate(counts.begin(), counts.end(), uint64_t{0}));
   std::vector<uint32_t> frequencies(counts.size(), 0);
@@ -85,20 +84,9 @@ std::vector<uint32_t> best_frequencies(std::span<const uint64_t> counts, const s
 
 /// True if storing a symbol raw beats giving it a frequency of 1. The frequency costs 1/M of the others'
 /// probability and an entry in the model; raw storage costs the raw bits and an escape that is as rare.
-bool better_escaped(uint64_t count, uint64_t total, unsigned scale, unsigned escape_bits) {
+static bool better_escaped(uint64_t count, uint64_t total, unsigned scale, unsigned escape_bits) {
   const double share = static_cast<double>(total) * std::exp2(-double(scale)) * 1.4427;  // log2(e)
   return static_cast<double>(count) * escape_bits < share + kFrequencyBits;
-}
-
-}  // namespace
-
-RansModel::RansModel(size_t alphabet, unsigned escape_bits, unsigned scale, std::vector<uint32_t> frequencies)
-    : alphabet_(alphabet),
-      escape_bits_(escape_bits),
-      scale_(scale),
-      frequencies_(std::move(frequencies)),
-      starts_(frequencies_.size()) {
-  std::exclusive_scan(frequencies_.begin(), frequencies_.end(), starts_.begin(), 0u);
 }
 
 RansModel RansModel::from_counts(std::span<const uint64_t> counts, const RansOptions& options) {
@@ -211,12 +199,10 @@ double RansModel::coded_bits(std::span<const uint64_t> counts) const {
 
 // Encoding -----------------------------------------------------------------------------------------
 
-namespace {
-
 using namespace rans_kernels;
 
 /// Throws Error(failed) unless there is a model, and all have the same alphabet and escape_bits.
-void check_alike(std::span<const RansModel> models) {
+static void check_alike(std::span<const RansModel> models) {
   if (models.empty()) throw failed("no model to code with");
   for (const RansModel& model : models)
     if (model.alphabet() != models.front().alphabet() || model.escape_bits() != models.front().escape_bits())
@@ -226,7 +212,8 @@ void check_alike(std::span<const RansModel> models) {
 
 /// The runs of segments of `symbols` symbols, or `whole`, which is one run, where none are given. Throws Error(failed)
 /// unless the runs are of models that there are, and have so many symbols.
-std::span<const RansRun> checked_runs(std::span<const RansRun> runs, const RansRun& whole, size_t models) {
+static std::span<const RansRun> checked_runs(std::span<const RansRun> runs, const RansRun& whole,
+                                             size_t models) {
   if (runs.empty()) return {&whole, 1};
   size_t sum = 0;
   for (const RansRun& run : runs) {
@@ -240,8 +227,6 @@ std::span<const RansRun> checked_runs(std::span<const RansRun> runs, const RansR
 static_assert(std::endian::native == std::endian::little, "words are copied as they lie in memory");
 
 __extension__ using Uint128 = unsigned __int128;
-
-}  // namespace
 
 RansEncoder::RansEncoder(std::span<const RansModel> models) {
   check_alike(models);

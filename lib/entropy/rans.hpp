@@ -96,7 +96,14 @@ class RansModel {
   bool operator==(const RansModel&) const = default;
 
  private:
-  RansModel(size_t alphabet, unsigned escape_bits, unsigned scale, std::vector<uint32_t> frequencies);
+  RansModel(size_t alphabet, unsigned escape_bits, unsigned scale, std::vector<uint32_t> frequencies)
+      : alphabet_(alphabet),
+        escape_bits_(escape_bits),
+        scale_(scale),
+        frequencies_(std::move(frequencies)),
+        starts_(frequencies_.size()) {
+    std::exclusive_scan(frequencies_.begin(), frequencies_.end(), starts_.begin(), 0u);
+  }
 
   size_t alphabet_ = 0;
   unsigned escape_bits_ = 0;

@@ -4,14 +4,12 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
-#include <utility>
 
 #include "lib/core/bits.hpp"
 #include "lib/core/error.hpp"
 #include "lib/entropy/pack.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr size_t kAlphabet = kExactSymbol;  // 255 is the escape
 constexpr unsigned kExactBits = 16;
@@ -20,7 +18,7 @@ constexpr unsigned kExactBits = 16;
 constexpr uint64_t kEnoughSymbols = 1 << 14;
 
 /// Counts that a book can be made from: those seen and, while they are few, a normal distribution.
-std::vector<uint64_t> book_counts(std::span<const uint64_t> seen, double deviation) {
+static std::vector<uint64_t> book_counts(std::span<const uint64_t> seen, double deviation) {
   std::vector<uint64_t> counts(seen.begin(), seen.begin() + kAlphabet);
   const uint64_t total = std::accumulate(counts.begin(), counts.end(), uint64_t{0});
   if (total >= kEnoughSymbols) return counts;
@@ -37,12 +35,12 @@ std::vector<uint64_t> book_counts(std::span<const uint64_t> seen, double deviati
   return counts;
 }
 
-HuffmanBook huffman_book(std::span<const uint64_t> counts) {
+static HuffmanBook huffman_book(std::span<const uint64_t> counts) {
   return HuffmanBook::from_counts(counts, {.escape_bits = kExactBits});
 }
 
 /// All symbols that occur, and the escape, with codes of the same length or one bit less.
-HuffmanBook flat_book(std::span<const uint64_t> counts) {
+static HuffmanBook flat_book(std::span<const uint64_t> counts) {
   std::vector<uint64_t> ones(counts.size());
   std::ranges::transform(counts, ones.begin(), [](uint64_t count) { return std::min<uint64_t>(count, 1); });
   return huffman_book(ones);
@@ -50,10 +48,10 @@ HuffmanBook flat_book(std::span<const uint64_t> counts) {
 
 /// Bits per block that the counts say nothing about: what Huffman spends on counting its runs (about 6 bits
 /// for the excess of each), what rANS spends on the states of its lanes.
-double huffman_overhead(const BlockShape& shape) { return 16 + 6 * static_cast<double>(shape.runs()); }
+static double huffman_overhead(const BlockShape& shape) { return 16 + 6 * static_cast<double>(shape.runs()); }
 constexpr double kRansOverhead = 8 * 32;
 
-EntropyChoice smaller_coder(std::span<const uint64_t> counts, const BlockShape& shape) {
+static EntropyChoice smaller_coder(std::span<const uint64_t> counts, const BlockShape& shape) {
   const uint64_t total = std::accumulate(counts.begin(), counts.end(), uint64_t{0});
   const double blocks =
       static_cast<double>(total) / static_cast<double>(std::max<size_t>(1, shape.symbols()));
@@ -63,8 +61,6 @@ EntropyChoice smaller_coder(std::span<const uint64_t> counts, const BlockShape& 
       RansModel::from_counts(counts, {.escape_bits = kExactBits}).coded_bits(counts) + blocks * kRansOverhead;
   return rans < huffman ? EntropyChoice::rans : EntropyChoice::huffman;
 }
-
-}  // namespace
 
 BlockCoder::BlockCoder(HuffmanBook book) : huffman_(std::make_shared<const Huffman>(std::move(book))) {
   unknown_.fill(true);
@@ -99,19 +95,6 @@ BlockCoder BlockCoder::read(std::span<const uint8_t> bytes) {
   };
   const bool rans = bytes[0] == static_cast<uint8_t>(Coder::rans);
   return rans ? coder_of(RansModel::read(in)) : coder_of(HuffmanBook::read(in));
-}
-
-std::vector<uint8_t> BlockCoder::write() const {
-  BitWriter out;
-  out.put(static_cast<uint32_t>(coder()), 8);
-  rans_ ? rans_->book.write(out) : huffman_->book.write(out);
-  return out.finish();
-}
-
-size_t BlockCoder::count_bytes(const BlockShape& shape, uint8_t mode) const {
-  if (mode == kRawBlock) return 0;
-  if (mode > (rans_ ? 0 : 16)) throw bad_input("there is no block mode {}", mode);
-  return rans_ ? 0 : shape.count_bytes(mode);
 }
 
 bool BlockCoder::surely_known(std::span<const uint8_t> symbols) const {

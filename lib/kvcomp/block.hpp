@@ -80,7 +80,12 @@ class BlockCoder {
   /// Reads the result of write(). Throws Error(bad_input) for anything else.
   static BlockCoder read(std::span<const uint8_t> bytes);
   /// u8 coder (0 Huffman, 1 rANS), then the book or model as bits.
-  std::vector<uint8_t> write() const;
+  std::vector<uint8_t> write() const {
+    BitWriter out;
+    out.put(static_cast<uint32_t>(coder()), 8);
+    rans_ ? rans_->book.write(out) : huffman_->book.write(out);
+    return out.finish();
+  }
 
   Coder coder() const { return rans_ ? Coder::rans : Coder::huffman; }
   /// Only where coder() is huffman.
@@ -95,7 +100,11 @@ class BlockCoder {
                     MatrixView<const uint16_t> values, size_t side_bytes) const;
 
   /// Bytes of a block's counts, by its mode. Throws Error(bad_input) for a mode that no encoder writes.
-  size_t count_bytes(const BlockShape& shape, uint8_t mode) const;
+  size_t count_bytes(const BlockShape& shape, uint8_t mode) const {
+    if (mode == kRawBlock) return 0;
+    if (mode > (rans_ ? 0 : 16)) throw bad_input("there is no block mode {}", mode);
+    return rans_ ? 0 : shape.count_bytes(mode);
+  }
 
   /// Decodes a block that is not raw into runs: (shape.runs(), shape.run_length()). Exact values become
   /// kExactSymbol; `exact` gets their positions (row = run) and 16 bits. Throws Error(bad_input) for a

@@ -8,9 +8,8 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
-namespace {
 
-blasint as_blas(size_t size) {
+static blasint as_blas(size_t size) {
   if (size > static_cast<size_t>(std::numeric_limits<int>::max()))
     throw failed("a matrix side of {} is beyond BLAS (31 bits)", size);
   return static_cast<blasint>(size);
@@ -21,12 +20,14 @@ constexpr std::string_view kWithoutAvx[] = {
     "Katmai",     "Coppermine", "Northwood", "Prescott", "Banias",       "Atom",      "Core2",  "Penryn",
     "Dunnington", "Nehalem",    "Athlon",    "Opteron",  "Opteron_SSE3", "Barcelona", "Bobcat", "Nano"};
 
-CBLAS_TRANSPOSE transpose_of(const Factor& factor) { return factor.turned() ? CblasTrans : CblasNoTrans; }
+static CBLAS_TRANSPOSE transpose_of(const Factor& factor) {
+  return factor.turned() ? CblasTrans : CblasNoTrans;
+}
 
 /// BLAS wants strides of at least 1 even where nothing is read.
-blasint stride_of(MatrixView<const float> matrix) { return as_blas(std::max<size_t>(matrix.stride(), 1)); }
-
-}  // namespace
+static blasint stride_of(MatrixView<const float> matrix) {
+  return as_blas(std::max<size_t>(matrix.stride(), 1));
+}
 
 void gemm(float alpha, const Factor& a, const Factor& b, float beta, MatrixView<float> c) {
   const size_t m = c.rows(), n = c.cols(), k = a.cols();

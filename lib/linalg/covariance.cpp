@@ -12,8 +12,6 @@ constexpr size_t kRows = 256;
 /// Rows of the matrix of products in one piece of parallel work.
 constexpr size_t kStrip = 64;
 
-CovarianceSums::CovarianceSums(size_t width) : width_(width), sums_(count_of_sums(width)) {}
-
 CovarianceSums::CovarianceSums(std::vector<float> origin, std::vector<double> sums)
     : width_(origin.size()), origin_(std::move(origin)), sums_(std::move(sums)) {
   if (sums_.empty()) sums_.resize(count_of_sums(width_));
@@ -67,14 +65,6 @@ Matrix<double> CovarianceSums::covariance() const {
     for (size_t j = i; j < width_; ++j)
       result(i, j) = result(j, i) = products[j - i] / n - sums[i] / n * (sums[j] / n);
   }
-  return result;
-}
-
-std::vector<double> CovarianceSums::mean() const {
-  std::vector<double> result(width_);
-  const double n = sums_.front();
-  if (n == 0) return result;
-  for (size_t i = 0; i < width_; ++i) result[i] = static_cast<double>(origin_[i]) + sums_[1 + i] / n;
   return result;
 }
 

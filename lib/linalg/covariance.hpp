@@ -15,7 +15,7 @@ namespace kvcodec {
 /// rounding only; the number of threads does not change it. Memory: 4 width^2 bytes.
 class CovarianceSums {
  public:
-  explicit CovarianceSums(size_t width);
+  explicit CovarianceSums(size_t width) : width_(width), sums_(count_of_sums(width)) {}
   /// origin: from mean_of_first(). Sums of different rows can be added to each other if their origin is the
   /// same. sums: in the form of sums(); empty: of no rows. Throws Error(failed) for another number of them.
   CovarianceSums(std::vector<float> origin, std::vector<double> sums);
@@ -31,7 +31,13 @@ class CovarianceSums {
   /// (width, width): the sums of products of centred rows, divided by the number of rows; zeros without any rows.
   Matrix<double> covariance() const;
   /// (width); zeros without any rows.
-  std::vector<double> mean() const;
+  std::vector<double> mean() const {
+    std::vector<double> result(width_);
+    const double n = sums_.front();
+    if (n == 0) return result;
+    for (size_t i = 0; i < width_; ++i) result[i] = static_cast<double>(origin_[i]) + sums_[1 + i] / n;
+    return result;
+  }
 
  private:
   /// The place of the products of a column with itself and those to its right.

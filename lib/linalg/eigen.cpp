@@ -25,15 +25,14 @@ extern "C" void sstedc_(const char* vectors, const blasint* n, float* diagonal, 
                         const blasint* integers_size, blasint* info, size_t vectors_length);
 
 namespace kvcodec {
-namespace {
 
 template <class T>
-bool finite(const Matrix<T>& matrix) {
+static bool finite(const Matrix<T>& matrix) {
   return std::ranges::all_of(std::span(matrix.data(), matrix.size()), [](T x) { return std::isfinite(x); });
 }
 
 template <class T>
-void check(const Matrix<T>& matrix) {
+static void check(const Matrix<T>& matrix) {
   const size_t n = matrix.rows();
   if (n != matrix.cols())
     throw failed("eigenvalues of a {} x {} matrix; it must be square", n, matrix.cols());
@@ -43,7 +42,7 @@ void check(const Matrix<T>& matrix) {
 }
 
 /// job: 'N' for eigenvalues alone, 'V' for eigenvectors too, which replace the matrix: one a row, since LAPACK stores columns.
-std::vector<double> solve(char job, Matrix<double>& matrix) {
+static std::vector<double> solve(char job, Matrix<double>& matrix) {
   const size_t n = matrix.rows();
   check(matrix);
   std::vector<double> values(n);
@@ -66,8 +65,6 @@ std::vector<double> solve(char job, Matrix<double>& matrix) {
   if (info != 0) throw failed("LAPACK found no eigenvalues of a matrix of {} rows (info {})", n, info);
   return values;
 }
-
-}  // namespace
 
 bool positive_definite(Matrix<double> matrix) {
   const size_t n = matrix.rows();

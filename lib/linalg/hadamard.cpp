@@ -7,21 +7,20 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
-namespace {
 
 // Four values, which every machine has as one register: loops of one or two values cost more than their sums.
 typedef float Four __attribute__((vector_size(16)));
 constexpr size_t kFour = 4;
 
-Four load(const float* x) {
+static Four load(const float* x) {
   Four four;
   std::memcpy(&four, x, sizeof(four));
   return four;
 }
-void store(const Four& four, float* x) { std::memcpy(x, &four, sizeof(four)); }
+static void store(const Four& four, float* x) { std::memcpy(x, &four, sizeof(four)); }
 
 /// The first two steps. To add a negated value is to subtract it.
-Four first_steps(const Four& x) {
+static Four first_steps(const Four& x) {
   const Four pairs = __builtin_shufflevector(x, x, 0, 0, 2, 2) +
                      __builtin_shufflevector(x, x, 1, 1, 3, 3) * Four{1, -1, 1, -1};
   return __builtin_shufflevector(pairs, pairs, 0, 1, 0, 1) +
@@ -29,7 +28,7 @@ Four first_steps(const Four& x) {
 }
 
 /// One step of 2 * half values.
-void step(float* low, float* high, size_t half) {
+static void step(float* low, float* high, size_t half) {
   size_t i = 0;
   for (; i + kFour <= half; i += kFour) {
     const Four a = load(low + i), b = load(high + i);
@@ -42,8 +41,6 @@ void step(float* low, float* high, size_t half) {
     high[i] = difference;
   }
 }
-
-}  // namespace
 
 void hadamard(std::span<float> x, size_t block) {
   if (!std::has_single_bit(block) || x.size() % block != 0)

@@ -527,16 +527,4 @@ void products(std::span<const float> row, MatrixView<const float> entries, std::
   }
 }
 
-double squared_norm(std::span<const float> x) {
-  double sum = 0;
-  for (const float value : x) sum += double{value} * double{value};
-  return sum;
-}
-
-std::vector<float> nearest_bias(MatrixView<const float> entries) {
-  std::vector<float> bias(entries.rows());
-  for (size_t i = 0; i < bias.size(); ++i) bias[i] = static_cast<float>(-squared_norm(entries.row(i)) / 2);
-  return bias;
-}
-
 }  // namespace kvcodec

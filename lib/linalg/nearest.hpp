@@ -28,10 +28,18 @@ namespace kvcodec {
 void products(std::span<const float> row, MatrixView<const float> entries, std::span<float> out);
 
 /// |x|^2, summed in double in the order of elements.
-double squared_norm(std::span<const float> x);
+inline double squared_norm(std::span<const float> x) {
+  double sum = 0;
+  for (const float value : x) sum += double{value} * double{value};
+  return sum;
+}
 
 /// -|e|^2 / 2 of each entry (k, d), summed in double: with it a ProductSearch finds the nearest entry.
-std::vector<float> nearest_bias(MatrixView<const float> entries);
+inline std::vector<float> nearest_bias(MatrixView<const float> entries) {
+  std::vector<float> bias(entries.rows());
+  for (size_t i = 0; i < bias.size(); ++i) bias[i] = static_cast<float>(-squared_norm(entries.row(i)) / 2);
+  return bias;
+}
 
 /// Entries prepared for searches. Const members may run on several threads.
 class ProductSearch {

@@ -12,29 +12,27 @@
 #include <dnnl.hpp>
 
 #include "lib/core/aligned.hpp"
-#include "lib/core/cpu.hpp"
 #endif
 
 namespace kvcodec {
 
 #ifdef KVCODEC_ONEDNN
 
-namespace {
-
 using dnnl::memory;
 
-memory::dim dim(size_t size) { return static_cast<memory::dim>(size); }
+static memory::dim dim(size_t size) { return static_cast<memory::dim>(size); }
 
-memory::desc strided(size_t rows, size_t cols, memory::data_type type, size_t row_step, size_t col_step) {
+static memory::desc strided(size_t rows, size_t cols, memory::data_type type, size_t row_step,
+                            size_t col_step) {
   return {{dim(rows), dim(cols)}, type, memory::dims{dim(row_step), dim(col_step)}};
 }
 
-const dnnl::engine& cpu() {
+static const dnnl::engine& cpu() {
   static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   return engine;
 }
 
-dnnl::primitive_attr attributes(bool add) {
+static dnnl::primitive_attr attributes(bool add) {
   dnnl::primitive_attr result;
   // Memory of our own: primitives of one shape share what they are made of between threads.
   result.set_scratchpad_mode(dnnl::scratchpad_mode::user);
@@ -47,15 +45,8 @@ dnnl::primitive_attr attributes(bool add) {
 }
 
 /// oneDNN takes mutable memory for what it only reads.
-memory memory_of(const memory::desc& desc, const void* data) {
+static memory memory_of(const memory::desc& desc, const void* data) {
   return {desc, cpu(), const_cast<void*>(data)};
-}
-
-}  // namespace
-
-std::string why_no_bf16() {
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx512bf16") ? "" : "this processor has neither AVX512-BF16 nor AMX";
 }
 
 namespace {
@@ -176,8 +167,6 @@ void gemm_bf16(MatrixView<const uint16_t> x, MatrixView<const uint16_t> w, Trans
     run(kind, x.data(), memory_of(desc_of(w, turned), w.data()), out.data());
   });
 }
-
-bool packs_floats() { return machine_simd() >= SimdLevel::avx512; }
 
 struct PackedMatrix::Impl {
   memory::desc desc;                      // of the transpose
@@ -332,13 +321,9 @@ void gemm_packed(MatrixView<const uint16_t> x, const PackedMatrix& w, bool add, 
 
 #else
 
-std::string why_no_bf16() { return "this build has no oneDNN (libdnnl)"; }
-
 void gemm_bf16(MatrixView<const uint16_t>, MatrixView<const uint16_t>, Transpose, bool, MatrixView<float>) {
   throw failed("a product in bf16, but {}", why_no_bf16());
 }
-
-bool packs_floats() { return false; }
 
 struct PackedMatrix::Impl {};
 std::vector<PackedMatrix> PackedMatrix::of(DType, std::span<const Shape>) {

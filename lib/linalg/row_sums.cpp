@@ -36,16 +36,12 @@ const Table& table() {
 
 using namespace row_sums_kernels;
 
-namespace {
-
 /// Sums that are worked on together: of a panel's columns 256 KiB, which stay in the second-level cache.
 constexpr size_t kSums = 512;
 
-size_t parts_of(size_t count, size_t part) { return (count + part - 1) / part; }
+static size_t parts_of(size_t count, size_t part) { return (count + part - 1) / part; }
 
-const Table& kernels() { return pick(scalar::table, avx2::table, avx512::table)(); }
-
-}  // namespace
+static const Table& kernels() { return pick(scalar::table, avx2::table, avx512::table)(); }
 
 RowCoefficients::RowCoefficients(size_t rows, size_t sums)
     : rows_(rows),
@@ -76,8 +72,6 @@ RowSums::RowSums(size_t rows, size_t width)
     : rows_(rows),
       width_(width),
       panels_(parts_of(rows_, kBlock) * kBlock * parts_of(width_, kPanel) * kPanel) {}
-
-RowSums::RowSums(MatrixView<const float> rows) : RowSums(rows.rows(), rows.cols()) { set(0, rows); }
 
 void RowSums::set(size_t first, MatrixView<const float> rows) {
   if (rows.cols() != width_ || first > rows_ || rows.rows() > rows_ - first)

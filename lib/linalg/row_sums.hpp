@@ -43,7 +43,7 @@ class RowSums {
  public:
   RowSums() = default;
   /// rows: (n, width), finite.
-  explicit RowSums(MatrixView<const float> rows);
+  explicit RowSums(MatrixView<const float> rows) : RowSums(rows.rows(), rows.cols()) { set(0, rows); }
   /// Rows of zeros, for set().
   RowSums(size_t rows, size_t width);
 

@@ -62,14 +62,6 @@ double ReferenceToken::divergence(const NextToken& other) const {
   return std::max(mean_log_ - mean_log, 0.0);
 }
 
-void PredictionSums::add(const PredictionSums& other) {
-  tokens += other.tokens;
-  surprise += other.surprise;
-  divergence += other.divergence;
-  same_best += other.same_best;
-  right += other.right;
-}
-
 PredictionEstimates estimate_predictions(std::span<const PredictionSums> documents,
                                          std::span<const PredictionSums> references) {
   if (documents.size() != references.size())

@@ -89,7 +89,13 @@ struct PredictionSums {
   uint64_t same_best = 0;  ///< positions whose likeliest token is that of the reference
   uint64_t right = 0;      ///< positions whose likeliest token is the actual one
 
-  void add(const PredictionSums& other);
+  void add(const PredictionSums& other) {
+    tokens += other.tokens;
+    surprise += other.surprise;
+    divergence += other.divergence;
+    same_best += other.same_best;
+    right += other.right;
+  }
 };
 
 /// Means per token of all documents together, and their 95% intervals by document (mean_by_document).

@@ -5,11 +5,10 @@
 #include "lib/core/checked.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-std::optional<uint64_t> break_even(const RateLedger& ledger, uint64_t bytes) {
+static std::optional<uint64_t> break_even(const RateLedger& ledger, uint64_t bytes) {
   if (ledger.book_bytes == 0) return 0;
   const uint64_t raw = checked_mul(ledger.values, 2);
   if (raw <= bytes) return std::nullopt;
@@ -21,13 +20,11 @@ std::optional<uint64_t> break_even(const RateLedger& ledger, uint64_t bytes) {
   return static_cast<uint64_t>(enough);
 }
 
-uint64_t sum_of(const std::vector<RateLine>& lines) {
+static uint64_t sum_of(const std::vector<RateLine>& lines) {
   uint64_t total = 0;
   for (const RateLine& line : lines) total = checked_add(total, line.bytes);
   return total;
 }
-
-}  // namespace
 
 uint64_t RateLedger::bytes() const { return sum_of(lines); }
 
@@ -41,15 +38,6 @@ double compression_ratio(uint64_t values, uint64_t bytes) {
 double bits_per_value(uint64_t values, uint64_t bytes) {
   if (values == 0) return bytes == 0 ? 0 : kInfinity;
   return 8 * static_cast<double>(bytes) / static_cast<double>(values);
-}
-
-double bits_over_values(uint64_t values, uint64_t bits) {
-  if (values == 0) return 0;
-  return static_cast<double>(bits) / static_cast<double>(values);
-}
-
-double saved_by_ids(uint64_t values, uint64_t ids) {
-  return values == 0 ? 0 : 1 - static_cast<double>(ids) / static_cast<double>(values);
 }
 
 Rate rate_of(const RateLedger& ledger) {

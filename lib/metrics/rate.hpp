@@ -52,11 +52,16 @@ double bits_per_value(uint64_t values, uint64_t bytes);
 
 /// bits / values, for data that is not whole bytes; 0 without values, whatever is stored besides them: the
 /// book of a setting under which nothing has been coded yet.
-double bits_over_values(uint64_t values, uint64_t bits);
+inline double bits_over_values(uint64_t values, uint64_t bits) {
+  if (values == 0) return 0;
+  return static_cast<double>(bits) / static_cast<double>(values);
+}
 
 /// The share of values saved if an id counts as one value, whatever its bits: 1 - ids / values (VQKV, eq.
 /// 12, of quantized tokens). 0 without values.
-double saved_by_ids(uint64_t values, uint64_t ids);
+inline double saved_by_ids(uint64_t values, uint64_t ids) {
+  return values == 0 ? 0 : 1 - static_cast<double>(ids) / static_cast<double>(values);
+}
 
 Rate rate_of(const RateLedger& ledger);
 

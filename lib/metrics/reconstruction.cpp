@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
 
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
@@ -15,25 +14,23 @@
 #include "lib/model/row_ops.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// Calls body(index) for one index, or for all below count.
 template <class Body>
-void for_chosen(std::optional<int> chosen, int count, const char* what, const Body& body) {
+static void for_chosen(std::optional<int> chosen, int count, const char* what, const Body& body) {
   if (chosen && (*chosen < 0 || *chosen >= count))
     throw failed("{} {} is not one of {}", what, *chosen, count);
   const int first = chosen.value_or(0), last = chosen.value_or(count - 1);
   for (int i = first; i <= last; ++i) body(i);
 }
 
-void check_finite(const char* what, uint64_t first_token, size_t head_dim, MatrixView<const float> rows) {
+static void check_finite(const char* what, uint64_t first_token, size_t head_dim,
+                         MatrixView<const float> rows) {
   for (size_t i = 0; i < rows.rows(); ++i)
     if (const auto bad = find_non_finite(rows.row(i)))
       throw bad_input("{}: token {}, head {}, dimension {} is {}; keys and values are finite", what,
                       first_token + i, *bad / head_dim, *bad % head_dim, rows(i, *bad));
 }
-
-}  // namespace
 
 double ErrorSums::snr_db() const { return -10 * std::log10(nmse()); }
 
@@ -66,12 +63,6 @@ ReconstructionMeter::ReconstructionMeter(std::vector<Heads> layers) : layers_(st
   sums_.resize(all_heads * static_cast<size_t>(head_dim_));
   cosines_.resize(all_heads);
 }
-
-size_t ReconstructionMeter::head_index(int layer, int head) const {
-  return static_cast<size_t>(layer) * static_cast<size_t>(heads_) + static_cast<size_t>(head);
-}
-
-uint64_t ReconstructionMeter::tokens(int layer) const { return tokens_.at(static_cast<size_t>(layer)); }
 
 void ReconstructionMeter::add(int layer, MatrixView<const float> original,
                               MatrixView<const float> reconstructed) {
@@ -138,10 +129,8 @@ CosineSummary ReconstructionMeter::cosine(std::optional<int> layer, std::optiona
   return {.vectors = all.size(), .mean = mean, .first_percentile = quantile(all, 0.01)};
 }
 
-namespace {
-
 /// Turns logits to their softmax beside a sink's score. Returns what a logit exceeds the logarithm of its weight by.
-double soften(std::span<float> logits, float sink) {
+static double soften(std::span<float> logits, float sink) {
   const float largest = std::max(*std::ranges::max_element(logits), sink);
   for (float& logit : logits) logit -= largest;
   exp_nonpositive(logits);
@@ -151,12 +140,12 @@ double soften(std::span<float> logits, float sink) {
   return static_cast<double>(largest) + std::log(sum);
 }
 
-std::vector<uint32_t> top_ids(std::span<const float> logits, size_t count) {
+static std::vector<uint32_t> top_ids(std::span<const float> logits, size_t count) {
   return mapped<uint32_t>(top_k(logits, count), &Scored::id);
 }
 
 /// One query over the tokens it sees; logits become weights. sink: a score beside both; -infinity: none.
-AttentionErrorSums compare(std::span<float> logits, std::span<float> other, float sink, size_t top) {
+static AttentionErrorSums compare(std::span<float> logits, std::span<float> other, float sink, size_t top) {
   AttentionErrorSums sums;
   sums.queries = 1;
   sums.logits = logits.size();
@@ -174,8 +163,6 @@ AttentionErrorSums compare(std::span<float> logits, std::span<float> other, floa
   sums.divergence = std::max(sums.divergence, 0.0);  // in this order a NaN stays one
   return sums;
 }
-
-}  // namespace
 
 void AttentionErrorSums::add(const AttentionErrorSums& other) {
   queries += other.queries;

@@ -72,14 +72,16 @@ class ReconstructionMeter {
   int heads() const { return heads_; }        ///< the maximum of all layers
   int head_dim() const { return head_dim_; }  ///< the largest
   /// Tokens added to a layer.
-  uint64_t tokens(int layer) const;
+  uint64_t tokens(int layer) const { return tokens_.at(static_cast<size_t>(layer)); }
 
  private:
   struct Sums {
     double error_energy = 0, signal_energy = 0, max_error = 0;
   };
 
-  size_t head_index(int layer, int head) const;
+  size_t head_index(int layer, int head) const {
+    return static_cast<size_t>(layer) * static_cast<size_t>(heads_) + static_cast<size_t>(head);
+  }
 
   std::vector<Heads> layers_;
   int heads_ = 1, head_dim_ = 1;

@@ -1,6 +1,5 @@
 #include "lib/model/config.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -206,14 +205,6 @@ void check(const ModelConfig& config) {
     if (window < 0) throw bad_input("sliding_window is {}; it must be positive or null", window);
 }
 
-int ModelConfig::source_of(int layer) const {
-  int source = layer;
-  const int own = num_layers - shared_layers;
-  if (shared_layers > 0 && layer >= own)
-    for (source = own - 1; source >= 0 && rope_of(source) != rope_of(layer);) --source;
-  return source;
-}
-
 ModelConfig ModelConfig::of_layer(int layer) const {
   ModelConfig own = *this;
   if (rope_of(layer) == LayerRope::local && local_head_dim > 0)
@@ -221,11 +212,6 @@ ModelConfig ModelConfig::of_layer(int layer) const {
   if (source_of(layer) != layer) own.intermediate_size = mlp_width();
   own.local_kv_heads = own.local_head_dim = own.shared_intermediate_size = 0;
   return own;
-}
-
-bool ModelConfig::has_mlp() const {
-  return mixture.experts == 0 || mixture.beside_mlp ||
-         std::find(mixture.layers.begin(), mixture.layers.end(), false) != mixture.layers.end();
 }
 
 std::string beyond_llama(const ModelConfig& config) {

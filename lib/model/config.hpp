@@ -306,7 +306,13 @@ struct ModelConfig {
     return kind == LayerRope::local && local_head_dim > 0 ? local_head_dim : head_dim;
   }
   /// The layer whose keys and values the layer's queries meet: itself, or another; -1: there is none before.
-  int source_of(int layer) const;
+  int source_of(int layer) const {
+    int source = layer;
+    const int own = num_layers - shared_layers;
+    if (shared_layers > 0 && layer >= own)
+      for (source = own - 1; source >= 0 && rope_of(source) != rope_of(layer);) --source;
+    return source;
+  }
   /// True if a cache has keys and values of the layer.
   bool has_cache(int layer) const { return !is_delta(layer) && source_of(layer) == layer; }
   /// The model with the heads and the MLP of that layer in all.
@@ -314,7 +320,11 @@ struct ModelConfig {
   bool has_mixture(int layer) const {
     return mixture.experts > 0 && mixture.layers[static_cast<size_t>(layer)];
   }
-  bool has_mlp() const;  ///< in any layer
+  /// In any layer.
+  bool has_mlp() const {
+    return mixture.experts == 0 || mixture.beside_mlp ||
+           std::find(mixture.layers.begin(), mixture.layers.end(), false) != mixture.layers.end();
+  }
 };
 
 /// Dimensions of a head that are turned.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -782,11 +781,6 @@ size_t LayerTape::floats_per_token(const ModelConfig& config) {
         &one.attention_branch, &one.mlp_branch, &one.gate, &one.up})
     floats += part->size();
   return floats;
-}
-
-float query_scale(const ModelConfig& config) {
-  if (config.attention_scale == 0) return 1;
-  return static_cast<float>(config.attention_scale * std::sqrt(static_cast<double>(config.head_dim)));
 }
 
 std::unique_ptr<TapedSteps> start_on_cpu(const LlamaWeights& weights, const PrefillPlan& plan) {

@@ -2,6 +2,7 @@
 // Inside lib/model only.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <memory>
 
@@ -42,7 +43,10 @@ class TapedSteps : public PrefillSteps {
 std::unique_ptr<TapedSteps> start_on_cpu(const LlamaWeights& weights, const PrefillPlan& plan);
 
 /// Factor for queries, so that q k / sqrt(head_dim) is the model's score.
-float query_scale(const ModelConfig& config);
+inline float query_scale(const ModelConfig& config) {
+  if (config.attention_scale == 0) return 1;
+  return static_cast<float>(config.attention_scale * std::sqrt(static_cast<double>(config.head_dim)));
+}
 
 /// Floats that the steps hold: for each token of a chunk; for each token of the batch; for each position of the
 /// longest document; for each thread.

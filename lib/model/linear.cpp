@@ -227,14 +227,6 @@ void pack(const PackedRows& piece) {
 
 }  // namespace
 
-WorkerScratch::WorkerScratch() : buffers_(static_cast<size_t>(num_threads())) {}
-
-float* WorkerScratch::get(int worker, size_t floats) {
-  AlignedVector<float>& buffer = buffers_[static_cast<size_t>(worker)];
-  if (buffer.size() < floats) buffer.resize(floats);
-  return buffer.data();
-}
-
 void pack(std::span<Linear* const> layers, DType elements) {
   std::vector<PackedMatrix::Shape> shapes;
   for (const Linear* const layer : layers)

@@ -28,10 +28,14 @@ void each_row(size_t count, const Body& body) {
 /// Scratch memory for each thread of parallel_for.
 class WorkerScratch {
  public:
-  WorkerScratch();
+  WorkerScratch() : buffers_(static_cast<size_t>(num_threads())) {}
   /// `floats` values that only this worker touches; earlier results become invalid. They are aligned to a
   /// cache line.
-  float* get(int worker, size_t floats);
+  float* get(int worker, size_t floats) {
+    AlignedVector<float>& buffer = buffers_[static_cast<size_t>(worker)];
+    if (buffer.size() < floats) buffer.resize(floats);
+    return buffer.data();
+  }
 
  private:
   std::vector<AlignedVector<float>> buffers_;

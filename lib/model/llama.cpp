@@ -8,23 +8,22 @@
 #include "lib/model/linear.hpp"
 
 namespace kvcodec {
-namespace {
 
 // Logits are handed out in chunks of about this size.
 constexpr size_t kLogitBytes = size_t{64} << 20;
 
-int layers_to_run(const ModelConfig& config, const PrefillOptions& options) {
+static int layers_to_run(const ModelConfig& config, const PrefillOptions& options) {
   return options.layers > 0 ? options.layers : config.num_layers;
 }
 
-size_t logit_rows(const ModelConfig& config, const PrefillOptions& options) {
+static size_t logit_rows(const ModelConfig& config, const PrefillOptions& options) {
   if (options.logits == LogitRows::none || options.logits == LogitRows::later) return 0;
   if (options.logits == LogitRows::last) return 1;
   return std::clamp<size_t>(kLogitBytes / (as_size(config.vocabulary_size) * sizeof(float)), 1,
                             options.chunk);
 }
 
-void check_options(const ModelConfig& config, const PrefillOptions& options) {
+static void check_options(const ModelConfig& config, const PrefillOptions& options) {
   if (options.chunk < 1) throw usage_error("a chunk of 0 tokens; it must have at least 1");
   if (options.layers < 0 || options.layers > config.num_layers)
     throw usage_error("{} layers asked for; the model has {}", options.layers, config.num_layers);
@@ -33,8 +32,8 @@ void check_options(const ModelConfig& config, const PrefillOptions& options) {
 }
 
 /// The whole layer, or without the part that only later layers and logits need.
-void run_layer(PrefillSteps& steps, const PrefillPlan& plan, int layer, bool projections_only, bool cached,
-               PrefillSink& sink, const std::function<void(size_t tokens)>& done) {
+static void run_layer(PrefillSteps& steps, const PrefillPlan& plan, int layer, bool projections_only,
+                      bool cached, PrefillSink& sink, const std::function<void(size_t tokens)>& done) {
   const size_t tokens = plan.batch->tokens.size();
   if (!projections_only && cached) read_past(steps, plan, layer);
   for (size_t first = 0; first < tokens; first += plan.chunk) {
@@ -48,8 +47,8 @@ void run_layer(PrefillSteps& steps, const PrefillPlan& plan, int layer, bool pro
 }
 
 /// A layer that keeps a state.
-void run_delta_layer(PrefillSteps& steps, const PrefillPlan& plan, int layer, PrefillSink& sink,
-                     const std::function<void(size_t tokens)>& done) {
+static void run_delta_layer(PrefillSteps& steps, const PrefillPlan& plan, int layer, PrefillSink& sink,
+                            const std::function<void(size_t tokens)>& done) {
   const size_t tokens = plan.batch->tokens.size();
   for (size_t first = 0; first < tokens; first += plan.chunk) {
     const size_t count = std::min(plan.chunk, tokens - first);
@@ -61,7 +60,7 @@ void run_delta_layer(PrefillSteps& steps, const PrefillPlan& plan, int layer, Pr
     sink.state(layer, document, steps.state(document));
 }
 
-void hand_out_logits(PrefillSteps& steps, const PrefillPlan& plan, PrefillSink& sink) {
+static void hand_out_logits(PrefillSteps& steps, const PrefillPlan& plan, PrefillSink& sink) {
   const auto compute = [&](size_t first, size_t end) {
     for (size_t rows = plan.logit_rows; first < end; first += rows)
       sink.logits(first, steps.logits(first, std::min(rows, end - first)));
@@ -75,7 +74,7 @@ void hand_out_logits(PrefillSteps& steps, const PrefillPlan& plan, PrefillSink& 
   }
 }
 
-std::vector<DocumentPlace> places_of(const PrefillBatch& batch, const AttentionMethod* attention) {
+static std::vector<DocumentPlace> places_of(const PrefillBatch& batch, const AttentionMethod* attention) {
   const std::span<const uint64_t> offsets = batch.offsets;
   if (!batch.past.empty() && (batch.past.size() + 1 != offsets.size() || batch.cache == nullptr))
     throw failed("{} lengths of caches for {} documents", batch.past.size(), offsets.size() - 1);
@@ -92,8 +91,6 @@ std::vector<DocumentPlace> places_of(const PrefillBatch& batch, const AttentionM
   }
   return places;
 }
-
-}  // namespace
 
 void check_batch(const ModelConfig& config, const PrefillBatch& batch) {
   const std::span<const uint64_t> offsets = batch.offsets;
@@ -136,9 +133,6 @@ void read_past(PrefillSteps& steps, const PrefillPlan& plan, int layer) {
     steps.place_past(i);
   }
 }
-
-LlamaModel::LlamaModel(const ModelConfig& config, const WeightSource& weights)
-    : weights_(std::make_unique<LlamaWeights>(load_weights(config, weights))) {}
 
 void LlamaModel::compute_in(Compute compute, const KeepWeights& keep) {
   if (const std::string reason = why_no_bf16(); compute == Compute::bf16 && !reason.empty())

@@ -232,7 +232,8 @@ class LlamaModel {
   /// Looks up every tensor and checks its shape; the weights must outlive the model. Names are those of the
   /// configuration, with or without their prefix. Throws Error(bad_input) naming the tensor, what is there
   /// and what would be right.
-  LlamaModel(const ModelConfig& config, const WeightSource& weights);
+  LlamaModel(const ModelConfig& config, const WeightSource& weights)
+      : weights_(std::make_unique<LlamaWeights>(load_weights(config, weights))) {}
 
   const ModelConfig& config() const { return weights_->config; }
   /// Valid as long as the model lives, moved or not; for making an engine.

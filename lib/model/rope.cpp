@@ -1,7 +1,6 @@
 #include "lib/model/rope.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <deque>
 #include <memory>
@@ -14,11 +13,10 @@
 #include "lib/model/row_ops.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// Llama 3.1's rule for one frequency. Constants are rounded to float where the reference mixes them with
 /// float tensors, and a constant divided by a tensor is the constant times the reciprocal, as there.
-float llama3_frequency(float frequency, const RopeScaling& scaling) {
+static float llama3_frequency(float frequency, const RopeScaling& scaling) {
   const double low_wavelength = scaling.original_positions / scaling.low_frequency_factor;
   const double high_wavelength = scaling.original_positions / scaling.high_frequency_factor;
   const auto factor = static_cast<float>(scaling.factor);
@@ -33,7 +31,7 @@ float llama3_frequency(float frequency, const RopeScaling& scaling) {
 
 /// The share of a pair's frequency that yarn keeps: 1 = kept, 0 = divided by the factor. The reference computes the
 /// bounds in double and the ramp between them in float.
-float kept_by_yarn(const Rope& rope, int dims, size_t pair) {
+static float kept_by_yarn(const Rope& rope, int dims, size_t pair) {
   const RopeScaling& scaling = rope.scaling;
   const auto pair_that_turns = [&](double turns) {
     return dims * std::log(scaling.original_positions / (turns * 2 * std::numbers::pi)) /
@@ -48,7 +46,7 @@ float kept_by_yarn(const Rope& rope, int dims, size_t pair) {
 }
 
 /// One frequency after scaling. power: theta to the pair's exponent.
-float scaled_frequency(float power, size_t pair, const Rope& rope, int dims, RopeLength length) {
+static float scaled_frequency(float power, size_t pair, const Rope& rope, int dims, RopeLength length) {
   const RopeScaling& scaling = rope.scaling;
   const float frequency = 1.0f / power;
   const auto factor = static_cast<float>(scaling.factor);
@@ -74,25 +72,23 @@ float scaled_frequency(float power, size_t pair, const Rope& rope, int dims, Rop
 }
 
 /// Selects the list of longrope for documents of so many tokens.
-RopeLength length_of(const Rope& rope, size_t tokens) {
+static RopeLength length_of(const Rope& rope, size_t tokens) {
   return rope.scaling.kind == RopeScaling::Kind::longrope &&
                  static_cast<double>(tokens) > rope.scaling.original_positions
              ? RopeLength::longer
              : RopeLength::up_to_original;
 }
 
-bool has_layer(const ModelConfig& config, LayerRope wanted) {
+static bool has_layer(const ModelConfig& config, LayerRope wanted) {
   if (config.layer_rope.empty()) return wanted == LayerRope::usual;
   return std::find(config.layer_rope.begin(), config.layer_rope.end(), wanted) != config.layer_rope.end();
 }
 
-const Rope& rope_of(const ModelConfig& config, LayerRope kind) {
+static const Rope& rope_of(const ModelConfig& config, LayerRope kind) {
   return kind == LayerRope::usual ? config.rope : config.local_rope;
 }
 
-size_t tables_of(const Rope& rope) { return rope.scaling.kind == RopeScaling::Kind::longrope ? 2 : 1; }
-
-}  // namespace
+static size_t tables_of(const Rope& rope) { return rope.scaling.kind == RopeScaling::Kind::longrope ? 2 : 1; }
 
 void order_pairs(PairOrder to, size_t dims, std::span<float> row) {
   const size_t half = dims / 2;
@@ -259,18 +255,6 @@ struct Angles {
 
 }  // namespace
 
-KeyRope KeyRope::not_yet(std::string why) {
-  KeyRope rope = unknown(std::move(why));
-  rope.before_ = true;
-  return rope;
-}
-
-KeyRope KeyRope::unknown(std::string why) {
-  KeyRope rope({}, {}, 0);
-  rope.why_not_ = std::move(why);
-  return rope;
-}
-
 KeyRope::KeyRope(std::vector<HeadTurn> kinds, std::vector<size_t> of_layer, int head_dim)
     : kinds_(std::move(kinds)), of_layer_(std::move(of_layer)) {
   for (HeadTurn& turn : kinds_) {
@@ -302,14 +286,6 @@ KeyRope KeyRope::of(const ModelConfig& config) {
   } catch (const Error& error) {
     return unknown(error.what());
   }
-}
-
-bool KeyRope::turns() const {
-  return std::ranges::any_of(of_layer_, [&](size_t kind) { return !kinds_[kind].frequencies.empty(); });
-}
-
-void KeyRope::turn(TurnWay way, std::span<const int> layers, uint64_t first, MatrixView<float> rows) const {
-  turn_rows(way, layers, rows, first, nullptr);
 }
 
 void KeyRope::turn(TurnWay way, std::span<const int> layers, std::span<const uint64_t> tokens,

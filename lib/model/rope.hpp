@@ -101,9 +101,17 @@ class KeyRope {
  public:
   /// For a cache whose keys were turned in an unknown way, or have nothing to undo; why: the end of a
   /// sentence for messages, behind "keys cannot be turned back: ".
-  static KeyRope unknown(std::string why);
+  static KeyRope unknown(std::string why) {
+    KeyRope rope({}, {}, 0);
+    rope.why_not_ = std::move(why);
+    return rope;
+  }
   /// For a cache whose keys are from before the embedding: there is nothing to undo, since nothing was done.
-  static KeyRope not_yet(std::string why);
+  static KeyRope not_yet(std::string why) {
+    KeyRope rope = unknown(std::move(why));
+    rope.before_ = true;
+    return rope;
+  }
   KeyRope() : KeyRope(unknown("nothing is said of the model's rotary embedding")) {}
 
   /// kinds: the different ways; of_layer: the index of each layer's way. Throws Error(bad_input) for
@@ -119,11 +127,15 @@ class KeyRope {
   /// True if the cache's keys are from before the embedding.
   bool before() const { return before_; }
   /// True if any layer turns its keys.
-  bool turns() const;
+  bool turns() const {
+    return std::ranges::any_of(of_layer_, [&](size_t kind) { return !kinds_[kind].frequencies.empty(); });
+  }
   size_t layers() const { return of_layer_.size(); }
 
   /// Turns tokens first, first + 1 … of some layers in place: rows (n, layers * heads * head_dim).
-  void turn(TurnWay way, std::span<const int> layers, uint64_t first, MatrixView<float> rows) const;
+  void turn(TurnWay way, std::span<const int> layers, uint64_t first, MatrixView<float> rows) const {
+    turn_rows(way, layers, rows, first, nullptr);
+  }
 
   /// The same for tokens anywhere: row i is token tokens[i].
   void turn(TurnWay way, std::span<const int> layers, std::span<const uint64_t> tokens,

@@ -169,8 +169,6 @@ void layer_norm_back(std::span<const float> x, std::span<const float> weight, do
         static_cast<float>(factor * (double{gradient[i]} - mean_gradient - along * (double{x[i]} - mean)));
 }
 
-bool has_derivative(Activation activation) { return activation != Activation::clamped_swiglu; }
-
 void activate_back(Activation activation, std::span<const float> gradient, std::span<float> x,
                    std::span<float> up) {
   check_same(x.size(), gradient.size());

@@ -80,7 +80,7 @@ void layer_norm_back(std::span<const float> x, std::span<const float> weight, do
                      std::span<float> gradient);
 
 /// True if activate_back() knows it.
-bool has_derivative(Activation activation);
+inline bool has_derivative(Activation activation) { return activation != Activation::clamped_swiglu; }
 
 /// gradient: by activation(x) * up, or by activation(x) if `up` is empty. Replaces x by the derivatives by x, and
 /// `up` by those by `up`. Throws Error(failed) for activations without has_derivative().

@@ -21,12 +21,10 @@ const TensorView& get_tensor(const WeightSource& source, std::string_view name,
   return *tensor;
 }
 
-namespace {
-
-uint64_t count_of(const TensorView& tensor) { return checked_product(tensor.shape); }
+static uint64_t count_of(const TensorView& tensor) { return checked_product(tensor.shape); }
 
 /// Floats that lie `step` elements apart.
-void read_plain(TensorType type, const std::byte* from, uint64_t step, std::span<float> out) {
+static void read_plain(TensorType type, const std::byte* from, uint64_t step, std::span<float> out) {
   const size_t size = block_of(type).bytes, bytes = step * size;
   if (type == TensorType::f32) {
     if (step == 1) return static_cast<void>(std::memcpy(out.data(), from, out.size_bytes()));
@@ -45,8 +43,8 @@ void read_plain(TensorType type, const std::byte* from, uint64_t step, std::span
 }
 
 /// Whole blocks as they are, parts of one by way of a copy.
-void dequantize_part(TensorType type, std::span<const std::byte> bytes, uint64_t first,
-                     std::span<float> out) {
+static void dequantize_part(TensorType type, std::span<const std::byte> bytes, uint64_t first,
+                            std::span<float> out) {
   const BlockLayout block = block_of(type);
   while (!out.empty()) {
     const size_t skipped = first % block.values;
@@ -65,27 +63,25 @@ void dequantize_part(TensorType type, std::span<const std::byte> bytes, uint64_t
 }
 
 /// Elements as they lie in memory.
-void read_stored(const TensorView& tensor, uint64_t first, std::span<float> out) {
+static void read_stored(const TensorView& tensor, uint64_t first, std::span<float> out) {
   if (is_quantized(tensor.type)) return dequantize_part(tensor.type, tensor.bytes, first, out);
   read_plain(tensor.type, tensor.bytes.data() + first * block_of(tensor.type).bytes, 1, out);
 }
 
 /// Stored place of a row, for a tensor whose rows are not in order.
-uint64_t stored_row(uint64_t row, const TensorView& tensor) {
+static uint64_t stored_row(uint64_t row, const TensorView& tensor) {
   if (tensor.run > 0) return row / tensor.run * tensor.apart + row % tensor.run;
   const uint64_t within = row % tensor.head_rows, half = tensor.head_rows / 2;
   return row - within + within % half * 2 + within / half;
 }
 
 template <class T>
-const T* in_place(const TensorView& tensor, TensorType type) {
+static const T* in_place(const TensorView& tensor, TensorType type) {
   const bool aligned = reinterpret_cast<uintptr_t>(tensor.bytes.data()) % alignof(T) == 0;
   return tensor.type == type && tensor.rows_in_order() && aligned
              ? reinterpret_cast<const T*>(tensor.bytes.data())
              : nullptr;
 }
-
-}  // namespace
 
 void read_floats(const TensorView& tensor, uint64_t first, std::span<float> out) {
   if (checked_add(first, out.size()) > count_of(tensor))

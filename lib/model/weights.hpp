@@ -10,7 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include "lib/core/dtype.hpp"
 #include "lib/core/view.hpp"
 #include "lib/model/tensor_type.hpp"
 

@@ -13,7 +13,6 @@
 #include "lib/model/row_ops.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// Tokens of one step of the softmax: a multiple of what softmax_block takes, and of every usual block of a
 /// codec; 32 blocks of 64 tokens for each head keep the threads of a large machine busy.
@@ -31,7 +30,7 @@ constexpr size_t kRows = 1024;
 constexpr size_t kSoftmaxRows = 8;
 
 /// Keys and values of each of so many heads.
-std::vector<CacheRows> heads_of(const Matrix<float>& keys, const Matrix<float>& values, size_t count) {
+static std::vector<CacheRows> heads_of(const Matrix<float>& keys, const Matrix<float>& values, size_t count) {
   const size_t dims = keys.cols() / count, value_dims = values.cols() / count;
   std::vector<CacheRows> heads;
   heads.reserve(count);
@@ -42,7 +41,7 @@ std::vector<CacheRows> heads_of(const Matrix<float>& keys, const Matrix<float>& 
 }
 
 /// Throws Error(failed) for shapes that do not fit and queries that see nothing.
-void check_queries(const GroupShape& group, const CausalQueries& queries, MatrixView<float> out) {
+static void check_queries(const GroupShape& group, const CausalQueries& queries, MatrixView<float> out) {
   if (queries.q_heads < 1 || group.heads() < 1 || queries.q_heads % group.heads() != 0)
     throw failed("{} query heads for {} heads of keys", queries.q_heads, group.heads());
   const size_t layers = group.layers.size(), heads = layers * as_size(queries.q_heads);
@@ -59,14 +58,6 @@ void check_queries(const GroupShape& group, const CausalQueries& queries, Matrix
     for (size_t layer = 0; layer < layers; ++layer)
       if (queries.visible[i] == 0 || queries.from_of(layer, i) > queries.visible[i])
         throw failed("a query that sees no token");
-}
-
-}  // namespace
-
-AttentionSource AttentionSource::of_codes(const DocumentView& keys, const DocumentView& values) {
-  return {[&](Side side, uint64_t first, MatrixView<const float> factors, MatrixView<float> out) {
-    (side == Side::key ? keys : values).multiply(first, factors, out);
-  }};
 }
 
 AttentionSource AttentionSource::of_rows(const GroupShape& keys, Read read, int value_dim) {

@@ -25,7 +25,11 @@ struct AttentionSource {
       multiply;
 
   /// Keys and values multiplied by the codec: without decoding, if it can. The views outlive this.
-  static AttentionSource of_codes(const DocumentView& keys, const DocumentView& values);
+  static AttentionSource of_codes(const DocumentView& keys, const DocumentView& values) {
+    return {[&](Side side, uint64_t first, MatrixView<const float> factors, MatrixView<float> out) {
+      (side == Side::key ? keys : values).multiply(first, factors, out);
+    }};
+  }
   /// Rows of floats, read piece by piece. read: fills rows (n, heads * dimensions) with tokens [first, first + n) of that side. keys:
   /// their shape; value_dim: of a head's value, 0: as many as of its key.
   using Read = std::function<void(Side side, uint64_t first, MatrixView<float> rows)>;

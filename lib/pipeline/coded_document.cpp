@@ -1,7 +1,6 @@
 #include "lib/pipeline/coded_document.hpp"
 
 #include <algorithm>
-#include <numeric>
 
 #include "lib/codec/model_layers.hpp"
 #include "lib/core/bits.hpp"
@@ -13,15 +12,8 @@
 
 namespace kvcodec {
 
-uint64_t StoredBits::bits() const { return std::accumulate(category.begin(), category.end(), uint64_t{0}); }
-
 double StoredBits::bits_per_value(uint64_t book_bytes) const {
   return bits_over_values(values, checked_add(bits(), checked_mul(book_bytes, 8)));
-}
-
-void StoredBits::add(const StoredBits& other) {
-  for (size_t i = 0; i < category.size(); ++i) category[i] += other.category[i];
-  values += other.values;
 }
 
 uint64_t stream_bits(const StreamSpec& spec, uint64_t bytes) {
@@ -91,11 +83,6 @@ CodedDocument::CodedDocument(const CodedLayout& layout, const std::vector<uint32
   }
 }
 
-void CodedDocument::refresh(size_t part) {
-  views_[part]->refresh();
-  if (values_[part]) values_[part]->refresh();
-}
-
 void CodedDocument::encode(const Prefix& prefix, std::span<const Shared> shared,
                            std::span<const float> weights) {
   const Codec& codec = layout_.codec();
@@ -133,10 +120,6 @@ void CodedDocument::append(const LayerRows& rows, size_t first, size_t end) {
   });
 }
 
-uint64_t CodedDocument::tokens() const {
-  return views_.empty() ? 0 : left_out_.front() + views_.front()->tokens();
-}
-
 void CodedDocument::read(int layer, MatrixView<float> keys, MatrixView<float> values) {
   const std::span<const size_t> parts = layout_.parts_of(layer);
   const size_t left_out = left_out_[parts.front()], there = keys.rows() - left_out;
@@ -162,13 +145,6 @@ void CodedDocument::read(int layer, MatrixView<float> keys, MatrixView<float> va
   }
 }
 
-bool CodedDocument::multiplies() const {
-  for (size_t part = 0; part < layout_.parts(); ++part)
-    if (const GroupShape& shape = layout_.shape(part); shape.layers.size() > 1 || shape.side == Side::both)
-      return false;
-  return true;
-}
-
 void CodedDocument::multiply(Side side, int layer, uint64_t first, MatrixView<const float> factors,
                              MatrixView<float> out) const {
   const std::span<const size_t> parts = layout_.parts_of(layer);
@@ -185,12 +161,6 @@ void CodedDocument::multiply(Side side, int layer, uint64_t first, MatrixView<co
     view.multiply(from, factors, out.columns(missing, count - missing));
   else
     view.multiply(from, factors.columns(missing, count - missing), out);
-}
-
-std::unique_ptr<GrowingSelector> CodedDocument::index(int layer, size_t head) const {
-  const std::span<const size_t> parts = layout_.parts_of(layer);
-  if (parts.empty()) throw failed("layer {} has no codes", layer);
-  return views_[parts.front()]->selector(head, false);
 }
 
 StoredBits CodedDocument::stored(uint64_t tokens) const {

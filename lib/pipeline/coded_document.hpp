@@ -22,10 +22,13 @@ struct StoredBits {
   std::array<uint64_t, std::size(kCategories)> category{};
   uint64_t values = 0;  ///< number of keys' and values' elements
 
-  uint64_t bits() const;
+  uint64_t bits() const { return std::accumulate(category.begin(), category.end(), uint64_t{0}); }
   /// All bits, and those of books, over the values; 0 without values and bits.
   double bits_per_value(uint64_t book_bytes = 0) const;
-  void add(const StoredBits& other);
+  void add(const StoredBits& other) {
+    for (size_t i = 0; i < category.size(); ++i) category[i] += other.category[i];
+    values += other.values;
+  }
 };
 
 /// Bits that a stream's bytes take in a file, where ids are packed.
@@ -88,18 +91,27 @@ class CodedDocument {
   void append(const LayerRows& rows, size_t first, size_t end);
 
   /// Of the codes and those left out.
-  uint64_t tokens() const;
+  uint64_t tokens() const { return views_.empty() ? 0 : left_out_.front() + views_.front()->tokens(); }
   /// The first keys.rows() tokens of a layer, decoded. Tokens that were left out become zeros: no query attends to them.
   /// Layers of a group are to be read in order: the group is decoded once, for the first of them.
   void read(int layer, MatrixView<float> keys, MatrixView<float> values);
 
   /// True if each layer is coded by itself, so that multiply() decodes or multiplies no other.
-  bool multiplies() const;
+  bool multiplies() const {
+    for (size_t part = 0; part < layout_.parts(); ++part)
+      if (const GroupShape& shape = layout_.shape(part); shape.layers.size() > 1 || shape.side == Side::both)
+        return false;
+    return true;
+  }
   /// Products as of DocumentView::multiply with tokens of one side of a layer; scores of tokens that were left out are zeros.
   void multiply(Side side, int layer, uint64_t first, MatrixView<const float> factors,
                 MatrixView<float> out) const;
   /// The index of the tokens in the codes; of codecs that code each layer by itself.
-  std::unique_ptr<GrowingSelector> index(int layer, size_t head) const;
+  std::unique_ptr<GrowingSelector> index(int layer, size_t head) const {
+    const std::span<const size_t> parts = layout_.parts_of(layer);
+    if (parts.empty()) throw failed("layer {} has no codes", layer);
+    return views_[parts.front()]->selector(head, false);
+  }
 
   /// All bits but those of shared streams; tokens: those that count as values.
   StoredBits stored(uint64_t tokens) const;
@@ -107,7 +119,10 @@ class CodedDocument {
   const Encoded& encoded(size_t part) const { return encoded_[part]; }
 
  private:
-  void refresh(size_t part);
+  void refresh(size_t part) {
+    views_[part]->refresh();
+    if (values_[part]) values_[part]->refresh();
+  }
 
   const CodedLayout& layout_;
   std::vector<size_t> left_out_;  // tokens, of each part

@@ -10,21 +10,10 @@
 #include "lib/pipeline/attend.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// Tokens that are read at a time up to which their attention takes past rows from where they are; for more a copy of these, in the order that the
 /// model's own attention wants, costs less.
 constexpr size_t kReadInPlace = 8;
-
-}  // namespace
-
-std::vector<OptionField> Sampling::fields() {
-  return {
-      {"temperature", "draw tokens from the distribution at this temperature; 0: always take the likeliest",
-       &temperature, 0, 100},
-      {"top-k", "draw from the N likeliest tokens alone; 0: from all", &top_k, 0},
-      {"top-p", "draw from the likeliest tokens whose probabilities add up to X", &top_p, 1e-6, 1}};
-}
 
 uint32_t choose_token(std::span<const float> logits, const Sampling& sampling, Rng& rng) {
   if (find_non_finite(logits)) throw failed("the model's prediction is not finite");
@@ -197,12 +186,6 @@ class GrowingDocument::Past final : public AttentionMethod {
   GrowingDocument& document_;
   const ModelConfig& config_;
 };
-
-GrowingDocument::GrowingDocument(const LlamaModel& model, size_t room, CodedDocument& codes)
-    : model_(model), codes_(&codes), rows_(model.config(), 0), room_(room), tokens_(codes.tokens()) {
-  if (!codes.multiplies())
-    throw usage_error("the codec codes layers or sides together; attention to one would decode all of them");
-}
 
 void GrowingDocument::start(size_t tokens) {
   if (tokens > room_) throw usage_error("{} tokens are to be kept; there is room for {}", tokens, room_);

@@ -25,7 +25,13 @@ struct Sampling final : Options {
   int64_t top_k = 0;       ///< 0: of all tokens
   double top_p = 1;
 
-  std::vector<OptionField> fields() override;
+  std::vector<OptionField> fields() override {
+    return {
+        {"temperature", "draw tokens from the distribution at this temperature; 0: always take the likeliest",
+         &temperature, 0, 100},
+        {"top-k", "draw from the N likeliest tokens alone; 0: from all", &top_k, 0},
+        {"top-p", "draw from the likeliest tokens whose probabilities add up to X", &top_p, 1e-6, 1}};
+  }
 };
 
 /// The number of the chosen token. Uses rng only for a temperature above 0. Throws Error(failed) for logits that are not finite.
@@ -39,7 +45,12 @@ class GrowingDocument {
       : model_(model), rows_(model.config(), 0), room_(room) {}
   /// Behind codes, which stay codes and grow by what is read: attention multiplies with them. They outlive this, and hold each layer by
   /// itself (CodedDocument::multiplies), or Error(usage) is thrown.
-  GrowingDocument(const LlamaModel& model, size_t room, CodedDocument& codes);
+  GrowingDocument(const LlamaModel& model, size_t room, CodedDocument& codes)
+      : model_(model), codes_(&codes), rows_(model.config(), 0), room_(room), tokens_(codes.tokens()) {
+    if (!codes.multiplies())
+      throw usage_error(
+          "the codec codes layers or sides together; attention to one would decode all of them");
+  }
 
   size_t tokens() const { return tokens_; }
   /// Keys, after the rotary embedding, and values of these tokens and, behind them, of more that come; behind codes of those read last.

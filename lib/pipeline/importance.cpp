@@ -8,13 +8,10 @@
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr double kFloor = 0.05;
 /// Keys that are read at a time: a few megabytes, as are their scores.
 constexpr uint64_t kKeysTogether = 1024;
-
-}  // namespace
 
 void TokenImportance::add(const Layer& layer, const ReadKeys& read) {
   const size_t used = std::min(kObservedQueries, layer.query_tokens.size()),

@@ -1,39 +1,41 @@
 #include "lib/pipeline/selection.hpp"
 
-#include <memory>
 #include <optional>
 
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/mapped.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/engine/engine.hpp"
 #include "lib/metrics/reconstruction.hpp"
 #include "lib/model/row_ops.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// The rows that choice `which` is for, among those of a step, one for each query head: all, or one.
 template <class View>
-View own_rows(const SelectionRule& rule, View of_step, size_t which) {
+static View own_rows(const SelectionRule& rule, View of_step, size_t which) {
   return rule.share == Share::each ? of_step.rows(which, 1) : of_step;
 }
 
-uint64_t from_at(const SelectionTask& task, size_t step) { return task.from.empty() ? 0 : task.from[step]; }
+static uint64_t from_at(const SelectionTask& task, size_t step) {
+  return task.from.empty() ? 0 : task.from[step];
+}
 
-uint64_t waiting_at(const SelectionTask& task, size_t step) {
+static uint64_t waiting_at(const SelectionTask& task, size_t step) {
   return task.waiting.empty() ? 0 : task.waiting[step];
 }
 
-MatrixView<const float> queries_at(const SelectionTask& task, size_t step) {
+static MatrixView<const float> queries_at(const SelectionTask& task, size_t step) {
   return task.queries.rows(step * task.per_step, task.per_step);
 }
 
-uint64_t generated_at(const SelectionTask& task, size_t step) {
+static uint64_t generated_at(const SelectionTask& task, size_t step) {
   return task.visible[step] - std::min(task.prompt, task.visible[step]);
 }
 
-TokenChoice choice_at(const SelectionTask& task, const SelectionRule& rule, size_t step, size_t which) {
+static TokenChoice choice_at(const SelectionTask& task, const SelectionRule& rule, size_t step,
+                             size_t which) {
   return rule.choice({.queries = own_rows(rule, queries_at(task, step), which),
                       .visible = task.visible[step],
                       .sink = task.sink,
@@ -45,8 +47,8 @@ TokenChoice choice_at(const SelectionTask& task, const SelectionRule& rule, size
 }
 
 /// Chooses a step's tokens, unless is_chosen says that `chosen` holds them already, and returns their quality.
-SelectionQuality choose_at(const SelectionTask& task, const SelectionRule& rule, size_t step, bool is_chosen,
-                           std::span<std::vector<Scored>> chosen) {
+static SelectionQuality choose_at(const SelectionTask& task, const SelectionRule& rule, size_t step,
+                                  bool is_chosen, std::span<std::vector<Scored>> chosen) {
   SelectionQuality quality;
   const auto queries = queries_at(task, step);
   const uint64_t visible = task.visible[step], from = from_at(task, step);
@@ -98,8 +100,8 @@ SelectionQuality choose_at(const SelectionTask& task, const SelectionRule& rule,
 }
 
 /// Counts what caches of the tokens fetched would have spared one head, by running the selections of its steps in order through them.
-void use_caches(const SelectionTask& task, const SelectionRule& rule,
-                std::span<const std::vector<Scored>> chosen, size_t which, SelectionQuality& quality) {
+static void use_caches(const SelectionTask& task, const SelectionRule& rule,
+                       std::span<const std::vector<Scored>> chosen, size_t which, SelectionQuality& quality) {
   const size_t per_step = chosen.size() / std::max<size_t>(1, task.visible.size());
   std::vector<SelectionCache> caches(std::begin(kCacheSteps), std::end(kCacheSteps));
   std::vector<uint32_t> fetched;
@@ -111,15 +113,6 @@ void use_caches(const SelectionTask& task, const SelectionRule& rule,
       if (token.id >= task.sink && token.id < task.visible[step] - at_hand) fetched.push_back(token.id);
     for (size_t i = 0; i < caches.size(); ++i) quality.cache[i].add(caches[i].step(fetched));
   }
-}
-
-}  // namespace
-
-void SelectionCount::add(const SelectionCount& other) {
-  selections += other.selections;
-  tokens += other.tokens;
-  visible += other.visible;
-  beside += other.beside;
 }
 
 void SelectionQuality::add(const SelectionQuality& other) {
@@ -253,10 +246,7 @@ std::vector<std::vector<uint32_t>> choose(const GrowingSelector& selector,
       selector.scores(choices[i].queries, scores);
       scored[i] = choose_tokens(choices[i], rule, keys, scores);
     }
-  std::vector<std::vector<uint32_t>> chosen;
-  chosen.reserve(scored.size());
-  for (const std::vector<Scored>& tokens : scored) chosen.push_back(ids_in_order(tokens));
-  return chosen;
+  return mapped<std::vector<uint32_t>>(scored, ids_in_order);
 }
 
 }  // namespace

@@ -107,7 +107,12 @@ struct SelectionCount {
   uint64_t tokens = 0, visible = 0;  ///< selected within the budget, and those they were chosen from
   uint64_t beside = 0;               ///< attended to beside the budget
 
-  void add(const SelectionCount& other);
+  void add(const SelectionCount& other) {
+    selections += other.selections;
+    tokens += other.tokens;
+    visible += other.visible;
+    beside += other.beside;
+  }
 };
 
 /// Sums over selections, to be averaged; a head's or many heads'.

@@ -189,11 +189,6 @@ class Measurement {
 
 }  // namespace
 
-std::vector<OptionField> SensitivityOptions::fields() {
-  return {{"noise-target", "nats that the larger of two noises is to cost, about", &target, 1e-5, 1},
-          {"sink", "first tokens of each prefix that get no noise", &sink, 0, 1 << 20}};
-}
-
 void check_sensitivities(const ModelConfig& config, std::span<const LoopDocument> documents,
                          const SensitivityOptions& options) {
   if (documents.empty()) throw failed("sensitivities of no documents");
@@ -381,15 +376,13 @@ std::vector<int64_t> allocate_bits(std::span<const double> costs, int64_t total,
   return bits;
 }
 
-namespace {
-
 /// The gain of a bit from one point to another; none unless it costs more and loses less.
-double slope(const RatePoint& from, const RatePoint& to) {
+static double slope(const RatePoint& from, const RatePoint& to) {
   return to.bits > from.bits ? (from.cost - to.cost) / (to.bits - from.bits) : 0;
 }
 
 /// The lower convex hull, from the fewest bits to the lowest cost.
-std::vector<size_t> hull_of(const std::vector<RatePoint>& curve) {
+static std::vector<size_t> hull_of(const std::vector<RatePoint>& curve) {
   const auto fewer = [](const RatePoint& a, const RatePoint& b) {
     return a.bits < b.bits || (a.bits == b.bits && a.cost < b.cost);
   };
@@ -406,8 +399,6 @@ std::vector<size_t> hull_of(const std::vector<RatePoint>& curve) {
   }
   return hull;
 }
-
-}  // namespace
 
 std::vector<std::array<size_t, 2>> best_pairs(const std::array<std::vector<RatePoint>, 2>& curves) {
   const std::array<std::vector<size_t>, 2> hulls{hull_of(curves[0]), hull_of(curves[1])};

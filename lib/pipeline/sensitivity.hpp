@@ -30,7 +30,10 @@ struct SensitivityOptions final : Options {
   int64_t seed = 0;
   uint64_t memory = 0;  ///< bytes, 0: no bound
 
-  std::vector<OptionField> fields() override;
+  std::vector<OptionField> fields() override {
+    return {{"noise-target", "nats that the larger of two noises is to cost, about", &target, 1e-5, 1},
+            {"sink", "first tokens of each prefix that get no noise", &sink, 0, 1 << 20}};
+  }
 };
 
 /// One side of one layer.

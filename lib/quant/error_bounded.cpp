@@ -9,10 +9,9 @@
 #include "lib/quant/error_bounded_value.hpp"
 
 namespace kvcodec {
-namespace error_bounded_kernels::scalar {
-namespace {
 
-void measure(Values x, bool by_rows, float* low, float* high, float* sums) {
+namespace error_bounded_kernels::scalar {
+static void measure(Values x, bool by_rows, float* low, float* high, float* sums) {
   for (size_t i = 0; i < x.rows; ++i)
     for (size_t j = 0; j < x.cols; ++j) {
       const float value = x.data[i * x.stride + j];
@@ -23,7 +22,7 @@ void measure(Values x, bool by_rows, float* low, float* high, float* sums) {
     }
 }
 
-void quantize(Values x, Grids grids, bool brain, Cells<uint8_t> symbols, uint32_t* failures) {
+static void quantize(Values x, Grids grids, bool brain, Cells<uint8_t> symbols, uint32_t* failures) {
   for (size_t i = 0; i < x.rows; ++i)
     for (size_t j = 0; j < x.cols; ++j) {
       const size_t unit = grids.by_rows ? i : j;
@@ -34,7 +33,7 @@ void quantize(Values x, Grids grids, bool brain, Cells<uint8_t> symbols, uint32_
     }
 }
 
-void dequantize(Cells<const uint8_t> symbols, Grids grids, Cells<float> out) {
+static void dequantize(Cells<const uint8_t> symbols, Grids grids, Cells<float> out) {
   for (size_t i = 0; i < out.rows; ++i)
     for (size_t j = 0; j < out.cols; ++j) {
       const size_t unit = grids.by_rows ? i : j;
@@ -45,8 +44,6 @@ void dequantize(Cells<const uint8_t> symbols, Grids grids, Cells<float> out) {
 }
 
 constexpr Table kTable = {measure, quantize, dequantize};
-
-}  // namespace
 
 const Table& table() { return kTable; }
 

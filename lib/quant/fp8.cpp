@@ -44,10 +44,6 @@ uint8_t e4m3_from_float(float value) {
   return static_cast<uint8_t>(magnitude > 0x7f800000 ? kNan : (bits >> 24 & 0x80) | code);
 }
 
-void quantize_e4m3(std::span<const float> x, float scale, std::span<uint8_t> codes) {
-  for (size_t i = 0; i < x.size(); ++i) codes[i] = e4m3_from_float(x[i] / scale);
-}
-
 void dequantize_e4m3(std::span<const uint8_t> codes, float scale, std::span<float> x) {
   const std::array<float, 256>& values = values_of_codes();
   if (const auto bad = std::ranges::find_if(codes, is_e4m3_nan); bad != codes.end())

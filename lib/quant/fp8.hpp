@@ -26,7 +26,9 @@ uint8_t e4m3_from_float(float value);
 constexpr bool is_e4m3_nan(uint8_t code) { return (code & 0x7f) == 0x7f; }
 
 /// codes[i] = that of x[i] / scale. scale: positive, finite. x.size() == codes.size().
-void quantize_e4m3(std::span<const float> x, float scale, std::span<uint8_t> codes);
+inline void quantize_e4m3(std::span<const float> x, float scale, std::span<uint8_t> codes) {
+  for (size_t i = 0; i < x.size(); ++i) codes[i] = e4m3_from_float(x[i] / scale);
+}
 
 /// x[i] = value of codes[i], times scale. Throws Error(bad_input) naming the first code that is NaN.
 void dequantize_e4m3(std::span<const uint8_t> codes, float scale, std::span<float> x);

@@ -10,28 +10,25 @@
 #include "lib/quant/two_bit_kernels.hpp"
 
 namespace kvcodec {
-namespace two_bit_kernels::scalar {
-namespace {
 
+namespace two_bit_kernels::scalar {
 /// Nothing is fused.
-float value_at(const Row& row, size_t j) {
+static float value_at(const Row& row, size_t j) {
   const unsigned level = row.levels[j / 4] >> (6 - 2 * (j % 4)) & 3;
   return f16_to_float(row.zeros[j / kGroup]) +
          static_cast<float>(level) * f16_to_float(row.scales[j / kGroup]);
 }
 
-void decode(const Row& row, float* out) {
+static void decode(const Row& row, float* out) {
   for (size_t j = 0; j < row.dims; ++j) out[j] = value_at(row, j);
 }
 
-void decode_signed(const Row& row, const Signs& signs, float* out) {
+static void decode_signed(const Row& row, const Signs& signs, float* out) {
   for (size_t j = 0; j < row.dims; ++j) {
     const float middle = signs.center[j], magnitude = signs.alpha[j] * value_at(row, j);
     out[j] = (signs.bits[j / 8] >> (7 - j % 8)) & 1 ? middle + magnitude : middle - magnitude;
   }
 }
-
-}  // namespace
 
 const Table& table() {
   static constexpr Table kTable = {range, levels, decode, decode_signed};
@@ -40,22 +37,20 @@ const Table& table() {
 
 }  // namespace two_bit_kernels::scalar
 
-namespace {
-
 /// Rows a thread quantizes at a time.
 constexpr size_t kRowsTogether = 1024;
 
-const two_bit_kernels::Table& kernels() {
+static const two_bit_kernels::Table& kernels() {
   using namespace two_bit_kernels;
   return pick(scalar::table, avx2::table, avx512::table)();
 }
 
-two_bit_kernels::Row row_of(const ConstTwoBitRows& rows, size_t i, size_t dims) {
+static two_bit_kernels::Row row_of(const ConstTwoBitRows& rows, size_t i, size_t dims) {
   return {rows.levels.row(i).data(), rows.scales.row(i).data(), rows.zeros.row(i).data(), dims};
 }
 
 template <class Rows>
-void check_shape(const Rows& coded, size_t rows, size_t dims) {
+static void check_shape(const Rows& coded, size_t rows, size_t dims) {
   const auto fits = [&](const auto& view, size_t cols) { return view.rows() == rows && view.cols() == cols; };
   if (!fits(coded.levels, two_bit_row_bytes(dims)) || !fits(coded.scales, two_bit_groups(dims)) ||
       !fits(coded.zeros, two_bit_groups(dims)))
@@ -63,8 +58,6 @@ void check_shape(const Rows& coded, size_t rows, size_t dims) {
                  coded.levels.rows(), coded.levels.cols(), coded.scales.rows(), coded.scales.cols(),
                  coded.zeros.rows(), coded.zeros.cols(), rows, dims);
 }
-
-}  // namespace
 
 void quantize_two_bit(MatrixView<const float> rows, const TwoBitRows& out) {
   check_shape(out, rows.rows(), rows.cols());

@@ -10,7 +10,6 @@
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// Lanes of sums of squares: element i goes to lane i mod 16, the lanes are added as a tree (upper half onto lower
 /// half), no product is fused with an addition.
@@ -25,7 +24,7 @@ constexpr size_t kDecodeRows = 512;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 /// out = row - entry, `padded` floats (a multiple of kLanes); returns the sum of squares of out.
-float subtract(const float* row, const float* entry, size_t padded, float* out) {
+static float subtract(const float* row, const float* entry, size_t padded, float* out) {
   float lanes[kLanes] = {};
   for (size_t j = 0; j < padded; j += kLanes)
     for (size_t lane = 0; lane < kLanes; ++lane) {
@@ -40,12 +39,10 @@ float subtract(const float* row, const float* entry, size_t padded, float* out) 
 
 /// The offset that a hypothesis adds to its scores with the next codebook's entries. energy: the squared length of its residual.
 /// If that overflows (values beyond 1e19, which a device declines), only the best hypothesis goes on, as with a beam of 1.
-float offset_of(float energy, bool best) {
+static float offset_of(float energy, bool best) {
   if (energy < kInfinity) return -energy / 2;
   return best ? 0 : -kInfinity;
 }
-
-}  // namespace
 
 Codebooks::Codebooks(size_t stages, size_t entries, size_t width)
     : stages_(stages), entries_(entries), width_(width), padded_(round_up(width, kLanes)) {
@@ -89,11 +86,6 @@ struct ResidualEncoder::Scratch {
   std::vector<uint32_t> paths, next_paths;
   std::vector<ProductSearch::Match> matches;
 };
-
-ResidualEncoder::ResidualEncoder(const Codebooks& books) : books_(books) {
-  for (size_t s = 0; s < books.stages(); ++s)
-    search_.emplace_back(books.padded_stage(s), nearest_bias(books.stage(s)));
-}
 
 void ResidualEncoder::encode(MatrixView<const float> rows, size_t beam, MatrixView<uint32_t> ids) const {
   if (rows.cols() != books_.width() || ids.cols() != books_.stages() || ids.rows() != rows.rows())

@@ -60,7 +60,10 @@ class ResidualEngine {
 /// Finds ids. The codebooks outlive it.
 class ResidualEncoder {
  public:
-  explicit ResidualEncoder(const Codebooks& books);
+  explicit ResidualEncoder(const Codebooks& books) : books_(books) {
+    for (size_t s = 0; s < books.stages(); ++s)
+      search_.emplace_back(books.padded_stage(s), nearest_bias(books.stage(s)));
+  }
 
   /// ids: (n, stages) of rows (n, width), finite. With beam 1 each stage takes the entry nearest to the
   /// residual (greedy, as in the paper). With beam B the B best sums of the stages so far are kept, by the

@@ -558,10 +558,6 @@ double RvqTrainState::perplexity(size_t stage) const {
   return std::exp(entropy);
 }
 
-size_t RvqTrainState::dead_entries(size_t stage) const {
-  return static_cast<size_t>(std::ranges::count(usage.row(stage), 0u));
-}
-
 void train_codebooks(MatrixView<const float> rows, const RvqTrainOptions& options, Codebooks& books,
                      RvqTrainState& state, const Progress& progress, const RvqTrainHelp& help) {
   if (books.stages() == 0 || books.entries() == 0 || books.width() == 0)

@@ -65,7 +65,9 @@ struct RvqTrainState {
 
   /// exp(entropy) of a codebook's usage: its effective number of entries.
   double perplexity(size_t stage) const;
-  size_t dead_entries(size_t stage) const;
+  size_t dead_entries(size_t stage) const {
+    return static_cast<size_t>(std::ranges::count(usage.row(stage), 0u));
+  }
 };
 
 /// Computes the expensive steps of a training in place of the CPU, with the same bits (cuda/rvq/rvq_train.cpp). Each

@@ -79,10 +79,6 @@ void encode_signs(MatrixView<const float> rows, size_t heads, MatrixView<uint8_t
   });
 }
 
-CodebookSums::CodebookSums(size_t heads, size_t dims) : dims_(dims), parts_(heads) {
-  (void)sign_row_bytes(dims);
-}
-
 void CodebookSums::add(MatrixView<const float> rows, MatrixView<const uint8_t> codes) {
   const size_t heads = parts_.size();
   const Shape shape = shape_of(rows.rows(), rows.cols(), heads, codes.rows(), codes.cols());

@@ -41,7 +41,7 @@ struct SignCodebook {
 class CodebookSums {
  public:
   /// Throws Error(bad_input) unless dims is a positive multiple of 4.
-  CodebookSums(size_t heads, size_t dims);
+  CodebookSums(size_t heads, size_t dims) : dims_(dims), parts_(heads) { (void)sign_row_bytes(dims); }
 
   /// The next rows and their codes; shapes as for encode_signs. Threaded.
   void add(MatrixView<const float> rows, MatrixView<const uint8_t> codes);

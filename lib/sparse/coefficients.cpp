@@ -7,19 +7,18 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
-namespace {
 
 /// The largest number.
 constexpr float kLargest = kCoefficientOffset - 1;
 
 /// The least scale that is not below `least`; the largest one if all are.
-uint8_t scale_code(double least) {
+static uint8_t scale_code(double least) {
   uint8_t code = 0;
   while (code < 255 && scale_from(code) < least) ++code;
   return code;
 }
 
-uint8_t reaching_scale(std::span<const float> coefficients) {
+static uint8_t reaching_scale(std::span<const float> coefficients) {
   float largest = 0;
   for (const float x : coefficients) largest = std::max(largest, std::abs(x));
   const uint8_t code = scale_code(largest / kLargest);
@@ -30,10 +29,6 @@ uint8_t reaching_scale(std::span<const float> coefficients) {
         largest);
   return code;
 }
-
-}  // namespace
-
-float scale_from(uint8_t code) { return std::ldexp(static_cast<float>(8 + code % 8), code / 8 - 23); }
 
 // Joint rounding
 

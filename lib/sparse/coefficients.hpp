@@ -30,7 +30,7 @@ constexpr auto names_of(CoefficientType) { return std::to_array<std::string_view
 inline constexpr uint16_t kCoefficientOffset = 128;
 
 /// The scale that a byte stands for.
-float scale_from(uint8_t code);
+inline float scale_from(uint8_t code) { return std::ldexp(static_cast<float>(8 + code % 8), code / 8 - 23); }
 
 /// Rounds coefficients jointly. It holds scratch memory, so each thread needs its own.
 class JointRounder {

@@ -52,14 +52,6 @@ void check_atoms(MatrixView<const float> atoms) {
       throw bad_input("atom {} has norm {:.6g}; atoms have norm 1 within {}", i, norm, kNormTolerance);
 }
 
-void Dictionary::check(const SignalLayout& layout, size_t num_layers) const {
-  if (atoms.cols() != layout.signal_width())
-    throw bad_input("atoms of {} values; {} layers of {} heads of {} make signals of {}", atoms.cols(),
-                    layout.layers, layout.heads, layout.head_dim, layout.signal_width());
-  check_atoms(atoms);
-  normalization.check(num_layers, layout.layer_width());
-}
-
 size_t normalize_atoms(MatrixView<float> atoms) {
   size_t unusable = 0;
   for (size_t i = 0; i < atoms.rows(); ++i) {

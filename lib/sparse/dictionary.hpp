@@ -48,7 +48,13 @@ struct Dictionary {
 
   /// Throws Error(bad_input) unless the atoms have norm 1 and width layout.signal_width(), and the
   /// normalization fits a model of num_layers layers.
-  void check(const SignalLayout& layout, size_t num_layers) const;
+  void check(const SignalLayout& layout, size_t num_layers) const {
+    if (atoms.cols() != layout.signal_width())
+      throw bad_input("atoms of {} values; {} layers of {} heads of {} make signals of {}", atoms.cols(),
+                      layout.layers, layout.heads, layout.head_dim, layout.signal_width());
+    check_atoms(atoms);
+    normalization.check(num_layers, layout.layer_width());
+  }
 };
 
 /// Divides each row by its norm, taken in double. Rows whose norm is 1 within 1e-6 (the rounding of their entries) are left as they are, so

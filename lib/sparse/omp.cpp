@@ -444,11 +444,6 @@ void Omp::products_of(std::span<const uint32_t> ids, MatrixView<float> out) cons
   }
 }
 
-bool Omp::gram_pays(uint64_t signals, int64_t s) const {
-  // n^2 m / 2 multiplications against n m per signal and atom (the first round needs them either way).
-  return static_cast<double>(signals) * static_cast<double>(s - 1) > static_cast<double>(atoms_) / 2;
-}
-
 SparseCodes Omp::encode(MatrixView<const float> signals, const OmpOptions& options) const {
   options.check(width_, atoms_);
   if (signals.cols() != width_)

@@ -82,7 +82,10 @@ class Omp {
   void products_of(std::span<const uint32_t> ids, MatrixView<float> out) const;
 
   /// True if building the Gram matrix costs less than it saves for that many signals with s atoms each.
-  bool gram_pays(uint64_t signals, int64_t s) const;
+  bool gram_pays(uint64_t signals, int64_t s) const {
+    // n^2 m / 2 multiplications against n m per signal and atom (the first round needs them either way).
+    return static_cast<double>(signals) * static_cast<double>(s - 1) > static_cast<double>(atoms_) / 2;
+  }
 
   /// Codes signals: (count, width()), finite. Throws Error(usage) for a sparsity above width() or the number of atoms.
   SparseCodes encode(MatrixView<const float> signals, const OmpOptions& options) const;

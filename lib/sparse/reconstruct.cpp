@@ -150,12 +150,6 @@ OwnedCodes codes_by_atom(const CodeView& codes, size_t atoms, size_t first, size
   return out;
 }
 
-std::vector<uint64_t> uniform_offsets(size_t signals, size_t s) {
-  std::vector<uint64_t> offsets(signals + 1);
-  for (size_t i = 0; i <= signals; ++i) offsets[i] = i * s;
-  return offsets;
-}
-
 void Reconstructor::assign(MatrixView<const float> atoms) {
   atoms_ = atoms.rows(), width_ = atoms.cols();
   byte_slices_.clear(), scales_.clear();
@@ -198,13 +192,6 @@ void check_fit(const CodeView& codes, MatrixView<float> out, size_t width, const
     throw failed("{} gains, {} scales and {} means for {} signals of width {}", finishing.gains.size(),
                  finishing.scale.size(), finishing.mean.size(), out.rows(), width);
   check_offsets(codes);
-}
-
-void Reconstructor::check_ids(const CodeView& codes) const {
-  const uint64_t begin = codes.offsets.front(), end = codes.offsets.back();
-  uint32_t largest = 0;
-  for (uint64_t k = begin; k < end; ++k) largest = std::max(largest, codes.ids[k]);
-  if (begin < end && largest >= atoms_) throw bad_input("atom {} of a dictionary of {}", largest, atoms_);
 }
 
 void Reconstructor::run_floats(const CodeView& codes, MatrixView<float> out,

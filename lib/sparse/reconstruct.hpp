@@ -33,7 +33,11 @@ struct OwnedCodes {
 OwnedCodes codes_by_atom(const CodeView& codes, size_t atoms, size_t first = 0, size_t step = 1);
 
 /// offsets for `signals` codes of s pairs each.
-std::vector<uint64_t> uniform_offsets(size_t signals, size_t s);
+inline std::vector<uint64_t> uniform_offsets(size_t signals, size_t s) {
+  std::vector<uint64_t> offsets(signals + 1);
+  for (size_t i = 0; i <= signals; ++i) offsets[i] = i * s;
+  return offsets;
+}
 
 /// Operations on signals after their sums, each rounded to f32. Empty: the operation is left out.
 struct Finishing {
@@ -78,7 +82,12 @@ class Reconstructor {
   std::vector<float> weights(const CodeView& codes) const;
 
  private:
-  void check_ids(const CodeView& codes) const;
+  void check_ids(const CodeView& codes) const {
+    const uint64_t begin = codes.offsets.front(), end = codes.offsets.back();
+    uint32_t largest = 0;
+    for (uint64_t k = begin; k < end; ++k) largest = std::max(largest, codes.ids[k]);
+    if (begin < end && largest >= atoms_) throw bad_input("atom {} of a dictionary of {}", largest, atoms_);
+  }
   void run_floats(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const;
   void run_bytes(const CodeView& codes, MatrixView<float> out, const Finishing& finishing) const;
 

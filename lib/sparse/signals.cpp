@@ -82,20 +82,6 @@ void from_signals(const Normalization& normalization, const SignalLayout& layout
                 });
 }
 
-NormalizationFinder::NormalizationFinder(Normalize normalize, Center center, const SignalLayout& layout,
-                                         size_t num_layers, std::vector<float> layer_scale)
-    : normalize_(normalize),
-      center_(center),
-      layout_(layout),
-      layer_scale_(std::move(layer_scale)),
-      channels_(num_layers, layout.layer_width()) {}
-
-void NormalizationFinder::start(int first_layer, std::span<const float> row) {
-  Channel* const channels = channels_.row(as_size(first_layer)).data();
-  for (size_t j = 0; j < row.size(); ++j)
-    if (!channels[j].started) channels[j].shift = row[j], channels[j].started = true;
-}
-
 std::vector<double> NormalizationFinder::sums() const {
   std::vector<double> sums;
   sums.reserve(count_of_sums());

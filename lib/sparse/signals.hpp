@@ -82,9 +82,18 @@ class NormalizationFinder {
  public:
   /// layer_scale: with Normalize::weights, of all layers.
   NormalizationFinder(Normalize normalize, Center center, const SignalLayout& layout, size_t num_layers,
-                      std::vector<float> layer_scale = {});
+                      std::vector<float> layer_scale = {})
+      : normalize_(normalize),
+        center_(center),
+        layout_(layout),
+        layer_scale_(std::move(layer_scale)),
+        channels_(num_layers, layout.layer_width()) {}
   /// Sums are of differences from a row like these, by default the first one. Called before any rows are added.
-  void start(int first_layer, std::span<const float> row);
+  void start(int first_layer, std::span<const float> row) {
+    Channel* const channels = channels_.row(as_size(first_layer)).data();
+    for (size_t j = 0; j < row.size(); ++j)
+      if (!channels[j].started) channels[j].shift = row[j], channels[j].started = true;
+  }
   void add(int first_layer, MatrixView<const float> rows);
 
   /// The sums so far, and those of several finders that started alike added up.

@@ -529,21 +529,6 @@ void TrainOptions::check() const {
         layer_group);
 }
 
-TrainOptions TrainOptions::paper() {
-  TrainOptions options;
-  options.start = DictStart::kaiming, options.normalize = Normalize::none, options.center = Center::none;
-  options.optimizer = Optimizer::gradient, options.learning_rate = 5e-4;
-  options.replace_every = 0, options.atom_type = AtomType::f32;
-  return options;
-}
-
-SignalLayout TrainOptions::layout(int heads, int head_dim) const {
-  return {.layers = static_cast<int>(layer_group),
-          .heads = heads,
-          .head_dim = head_dim,
-          .per_head = signal == SignalUnit::head};
-}
-
 uint64_t planned_steps(const SignalSource& source, const TrainOptions& options) {
   const uint64_t signals = signals_of(split_of(source, options).training, source.layout());
   if (signals == 0) return 0;

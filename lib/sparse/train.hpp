@@ -62,10 +62,21 @@ struct TrainOptions final : Options {
   void check() const override;
 
   /// The cut of rows of a cache with these heads into signals.
-  SignalLayout layout(int heads, int head_dim) const;
+  SignalLayout layout(int heads, int head_dim) const {
+    return {.layers = static_cast<int>(layer_group),
+            .heads = heads,
+            .head_dim = head_dim,
+            .per_head = signal == SignalUnit::head};
+  }
 
   /// The paper's training; kvcodec-sparse(7) names the sentence or table for each option.
-  static TrainOptions paper();
+  static TrainOptions paper() {
+    TrainOptions options;
+    options.start = DictStart::kaiming, options.normalize = Normalize::none, options.center = Center::none;
+    options.optimizer = Optimizer::gradient, options.learning_rate = 5e-4;
+    options.replace_every = 0, options.atom_type = AtomType::f32;
+    return options;
+  }
 };
 
 /// Steps over which the loss is averaged to see whether it is stable.

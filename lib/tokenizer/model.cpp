@@ -26,15 +26,6 @@ TokenList::TokenList(const std::vector<std::pair<std::string, uint32_t>>& tokens
   }
 }
 
-std::optional<uint32_t> TokenList::id_of(std::string_view token) const {
-  const auto found = ids_.find(token);
-  return found == ids_.end() ? std::nullopt : std::optional(found->second);
-}
-
-std::optional<std::string_view> TokenList::token_of(uint32_t id) const {
-  return id < tokens_.size() && tokens_[id] ? std::optional<std::string_view>(*tokens_[id]) : std::nullopt;
-}
-
 bool StringTrie::add(std::string_view text, uint32_t value) {
   uint32_t node = kRoot;
   for (const char byte : text) {
@@ -46,23 +37,6 @@ bool StringTrie::add(std::string_view text, uint32_t value) {
   if (values_[node] != kNone) return false;
   values_[node] = value;
   return true;
-}
-
-bool PieceCache::find(std::string_view piece, std::vector<uint32_t>& ids) const {
-  const Slot& slot = slots_[slot_of(piece)];
-  if (slot.piece != piece) return false;
-  ids.insert(ids.end(), slot.ids.begin(), slot.ids.end());
-  return true;
-}
-
-void PieceCache::note(std::string_view piece, std::span<const uint32_t> ids) {
-  slots_[slot_of(piece)] = {std::string(piece), {ids.begin(), ids.end()}};
-}
-
-TokenModel::TokenModel(const TokenizerSpec& spec) : tokens_(spec.vocabulary) {
-  for (unsigned byte = 0; byte < 256; ++byte)
-    byte_ids_[byte] =
-        spec.byte_fallback ? tokens_.id_of(fmt::format("<0x{:02X}>", byte)).value_or(kNone) : kNone;
 }
 
 void TokenModel::encode(std::string_view piece, PieceCache& cache, std::vector<uint32_t>& ids) const {

@@ -24,8 +24,14 @@ class TokenList {
   TokenList(const TokenList&) = delete;
   TokenList& operator=(const TokenList&) = delete;
 
-  std::optional<uint32_t> id_of(std::string_view token) const;
-  std::optional<std::string_view> token_of(uint32_t id) const;             ///< valid as long as this
+  std::optional<uint32_t> id_of(std::string_view token) const {
+    const auto found = ids_.find(token);
+    return found == ids_.end() ? std::nullopt : std::optional(found->second);
+  }
+  /// Valid as long as this.
+  std::optional<std::string_view> token_of(uint32_t id) const {
+    return id < tokens_.size() && tokens_[id] ? std::optional<std::string_view>(*tokens_[id]) : std::nullopt;
+  }
   uint32_t size() const { return static_cast<uint32_t>(tokens_.size()); }  ///< largest id + 1
 
  private:
@@ -60,8 +66,15 @@ class PieceCache {
   static constexpr size_t kMaxBytes = 64;  ///< bytes of a piece; longer ones hardly ever occur again
 
   /// Appends the ids noted for a piece of at least one byte, and returns true if there were any.
-  bool find(std::string_view piece, std::vector<uint32_t>& ids) const;
-  void note(std::string_view piece, std::span<const uint32_t> ids);
+  bool find(std::string_view piece, std::vector<uint32_t>& ids) const {
+    const Slot& slot = slots_[slot_of(piece)];
+    if (slot.piece != piece) return false;
+    ids.insert(ids.end(), slot.ids.begin(), slot.ids.end());
+    return true;
+  }
+  void note(std::string_view piece, std::span<const uint32_t> ids) {
+    slots_[slot_of(piece)] = {std::string(piece), {ids.begin(), ids.end()}};
+  }
 
  private:
   struct Slot {
@@ -86,7 +99,11 @@ class TokenModel {
  protected:
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  explicit TokenModel(const TokenizerSpec& spec);
+  explicit TokenModel(const TokenizerSpec& spec) : tokens_(spec.vocabulary) {
+    for (unsigned byte = 0; byte < 256; ++byte)
+      byte_ids_[byte] =
+          spec.byte_fallback ? tokens_.id_of(fmt::format("<0x{:02X}>", byte)).value_or(kNone) : kNone;
+  }
   /// encode() of a piece that is not in the cache, and not empty.
   virtual void encode_new(std::string_view piece, PieceCache& cache, std::vector<uint32_t>& ids) const = 0;
   /// Appends the <0x..> tokens of these bytes and returns true, if there is one for each.

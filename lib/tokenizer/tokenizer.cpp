@@ -428,11 +428,9 @@ std::optional<std::string_view> Tokenizer::token_of(uint32_t id) const {
              : std::optional<std::string_view>(impl_->added[found->second].content);
 }
 
-namespace {
-
 using Texts = std::vector<std::string>;
 
-std::string from_byte_alphabet(const Texts& tokens) {
+static std::string from_byte_alphabet(const Texts& tokens) {
   const auto& bytes = byte_alphabet().byte;
   std::string out;
   for (const std::string& token : tokens) {
@@ -450,7 +448,7 @@ std::string from_byte_alphabet(const Texts& tokens) {
 }
 
 // The byte that a token such as <0x0A> stands for.
-std::optional<char> fallback_byte(std::string_view token) {
+static std::optional<char> fallback_byte(std::string_view token) {
   if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
   constexpr std::string_view kDigits = "0123456789abcdef0123456789ABCDEF";
   const size_t high = kDigits.find(token[3]), low = kDigits.find(token[4]);
@@ -458,7 +456,7 @@ std::optional<char> fallback_byte(std::string_view token) {
   return static_cast<char>(high % 16 * 16 + low % 16);
 }
 
-Texts join_fallback_bytes(const Texts& tokens) {
+static Texts join_fallback_bytes(const Texts& tokens) {
   Texts out;
   std::string bytes;
   const auto flush = [&] {
@@ -480,15 +478,13 @@ Texts join_fallback_bytes(const Texts& tokens) {
   return out;
 }
 
-std::string strip_ends(std::string_view text, const StripDecoder& step) {
+static std::string strip_ends(std::string_view text, const StripDecoder& step) {
   for (size_t i = 0; i < step.start && text.starts_with(step.content); ++i)
     text.remove_prefix(step.content.size());
   for (size_t i = 0; i < step.stop && text.ends_with(step.content); ++i)
     text.remove_suffix(step.content.size());
   return std::string(text);
 }
-
-}  // namespace
 
 std::string Tokenizer::decode(std::span<const uint32_t> ids, bool skip_special) const {
   Texts tokens;

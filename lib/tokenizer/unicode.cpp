@@ -274,27 +274,23 @@ std::string_view first_cluster(std::string_view text) {
 
 // The character map -----------------------------------------------------------------------------------
 
-namespace {
-
 static_assert(std::endian::native == std::endian::little, "units are read as they lie in the file");
 constexpr size_t kUnitBytes = sizeof(uint32_t);
 
-uint32_t read_number(std::string_view bytes, size_t at) {
+static uint32_t read_number(std::string_view bytes, size_t at) {
   uint32_t number;
   std::memcpy(&number, bytes.data() + at, kUnitBytes);
   return number;
 }
 
-bool has_value(uint32_t unit) { return unit >> 8 & 1; }
-uint32_t value(uint32_t unit) { return unit & 0x7fffffffu; }
-uint32_t label(uint32_t unit) { return unit & 0x800000ffu; }
-uint32_t offset(uint32_t unit) { return (unit >> 10) << ((unit & 0x200u) >> 6); }
+static bool has_value(uint32_t unit) { return unit >> 8 & 1; }
+static uint32_t value(uint32_t unit) { return unit & 0x7fffffffu; }
+static uint32_t label(uint32_t unit) { return unit & 0x800000ffu; }
+static uint32_t offset(uint32_t unit) { return (unit >> 10) << ((unit & 0x200u) >> 6); }
 
-size_t num_characters(std::string_view text) {
+static size_t num_characters(std::string_view text) {
   return text.size() - static_cast<size_t>(std::count_if(text.begin(), text.end(), is_utf8_tail));
 }
-
-}  // namespace
 
 CharacterMap::CharacterMap(std::string_view bytes) {
   if (bytes.size() < kUnitBytes)

@@ -6,9 +6,8 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec::families {
-namespace {
 
-int size_of_field(const JsonFields& fields, const char* name, int64_t otherwise) {
+static int size_of_field(const JsonFields& fields, const char* name, int64_t otherwise) {
   const int64_t value = fields.get_int(name).value_or(otherwise);
   if (value < 1) throw bad_input("{} is {}; it must be positive", name, value);
   constexpr int64_t kMaxSize = 1 << 20;  // sums and products of two fit; check() has bounds of its own
@@ -16,13 +15,13 @@ int size_of_field(const JsonFields& fields, const char* name, int64_t otherwise)
   return static_cast<int>(value);
 }
 
-void must_be(const JsonFields& fields, const char* name, std::string_view wanted) {
+static void must_be(const JsonFields& fields, const char* name, std::string_view wanted) {
   if (const auto said = fields.get_string(name); said && *said != wanted)
     throw bad_input("{} is '{}'; only '{}' is supported", name, printable(*said), wanted);
 }
 
 /// The factor by which yarn scales scores: the square of its factor for all dimensions.
-double yarn_loudness(const Reading& reading) {
+static double yarn_loudness(const Reading& reading) {
   if (!reading.rope || reading.config.rope.scaling.kind == RopeScaling::Kind::none) return 1;
   const double all = JsonFields(*reading.rope).get_number("mscale_all_dim").value_or(0);
   const double factor = reading.config.rope.scaling.factor;
@@ -31,7 +30,7 @@ double yarn_loudness(const Reading& reading) {
   return loudness * loudness;
 }
 
-void describe_attention(Reading& reading) {
+static void describe_attention(Reading& reading) {
   const JsonFields& fields = reading.fields;
   ModelConfig& config = reading.config;
   if (const auto heads = fields.get_int("num_key_value_heads"); heads && *heads != config.num_q_heads)
@@ -58,8 +57,8 @@ void describe_attention(Reading& reading) {
 }
 
 /// defaults: those of transformers.
-void describe_mixture(Reading& reading, const Mixture& defaults, int64_t shared_experts,
-                      int64_t dense_layers) {
+static void describe_mixture(Reading& reading, const Mixture& defaults, int64_t shared_experts,
+                             int64_t dense_layers) {
   const JsonFields& fields = reading.fields;
   ModelConfig& config = reading.config;
   if (const auto step = fields.get_int("moe_layer_freq"); step && *step != 1)
@@ -80,7 +79,7 @@ void describe_mixture(Reading& reading, const Mixture& defaults, int64_t shared_
   names.expert_gate = "gate_proj", names.expert_up = "up_proj", names.expert_down = "down_proj";
 }
 
-void describe_v2(Reading& reading) {
+static void describe_v2(Reading& reading) {
   const JsonFields& fields = reading.fields;
   must_be(fields, "scoring_func", "softmax");
   describe_attention(reading);
@@ -98,7 +97,7 @@ void describe_v2(Reading& reading) {
                     printable(method));
 }
 
-void describe_v3(Reading& reading) {
+static void describe_v3(Reading& reading) {
   const JsonFields& fields = reading.fields;
   must_be(fields, "scoring_func", "sigmoid");
   must_be(fields, "topk_method", "noaux_tc");
@@ -112,8 +111,6 @@ void describe_v3(Reading& reading) {
   mixture.group_best = 2;
   reading.config.names.router_correction = "mlp.gate.e_score_correction_bias";
 }
-
-}  // namespace
 
 std::span<const Family> deepseek() {
   static constexpr Family kAll[] = {// The head dimension is set with the rest of latent attention.

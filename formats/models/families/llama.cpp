@@ -7,7 +7,6 @@
 // Qwen 2 and 2.5: biases on queries, keys and values; windows from some layer on, if they are switched on. Qwen 3:
 // norms of heads instead of the biases, and experts in most layers of its mixtures.
 // Phi 3, 3.5 and 4: Llama with fused projections, longrope, a window in all layers, and heads turned in part.
-#include <algorithm>
 
 #include "formats/models/family.hpp"
 #include "lib/core/error.hpp"

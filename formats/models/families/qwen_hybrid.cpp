@@ -1,24 +1,22 @@
 // Qwen3-Next and Qwen3.5 (text): three layers in four mix tokens by the gated delta rule and keep no keys and values; the others have
 // attention whose output is gated, with heads that are turned in part. Qwen3-Next has experts, and one for all tokens that is gated.
-#include <algorithm>
 
 #include "formats/models/family.hpp"
 #include "lib/core/error.hpp"
 
 namespace kvcodec::families {
-namespace {
 
 constexpr int64_t kFullInterval = 4;
 constexpr int64_t kNextExperts = 512, kNextChosen = 10, kNextWidth = 512;
 
-void set_hybrid_parts(ModelConfig& config) {
+static void set_hybrid_parts(ModelConfig& config) {
   config.qk_norm = QkNorm::heads;
   config.norm_adds_one = true;
   config.output_gate = true;
 }
 
 /// layer_types, or every full_attention_interval-th layer has attention.
-std::vector<bool> delta_layers(const Reading& reading) {
+static std::vector<bool> delta_layers(const Reading& reading) {
   const auto count = static_cast<size_t>(reading.config.num_layers);
   std::vector<bool> layers;
   if (const nlohmann::json* types = reading.fields.find("layer_types")) {
@@ -38,7 +36,7 @@ std::vector<bool> delta_layers(const Reading& reading) {
   return layers;
 }
 
-void describe_hybrid(Reading& reading) {
+static void describe_hybrid(Reading& reading) {
   const JsonFields& fields = reading.fields;
   ModelConfig& config = reading.config;
   config.delta = {.layers = delta_layers(reading),
@@ -54,7 +52,7 @@ void describe_hybrid(Reading& reading) {
   names.delta = "linear_attn.";
 }
 
-void describe_qwen3_next(Reading& reading) {
+static void describe_qwen3_next(Reading& reading) {
   describe_hybrid(reading);
   const JsonFields& fields = reading.fields;
   ModelConfig& config = reading.config;
@@ -74,7 +72,7 @@ void describe_qwen3_next(Reading& reading) {
 }
 
 /// llama.cpp adds 1 to norms, and lays value heads of a Qwen3.5 in turns of key heads.
-void describe_gguf(gguf::Reading& reading) {
+static void describe_gguf(gguf::Reading& reading) {
   const gguf::Fields& fields = reading.fields;
   ModelConfig& config = reading.config;
   DeltaLayers& delta = config.delta;
@@ -119,8 +117,6 @@ void describe_gguf(gguf::Reading& reading) {
   mixture.shared_width = fields.size_or("expert_shared_feed_forward_length", mixture.width);
   names.shared_suffix = "_shexp", names.shared_expert_gate = "ffn_gate_inp_shexp";
 }
-
-}  // namespace
 
 std::span<const Family> qwen_hybrid() {
   static constexpr Family kAll[] = {

@@ -101,16 +101,6 @@ BlockReader::BlockReader(const Layout& layout, const StreamReader& document)
       document_(document),
       places_({part_streams(layout).begin(), part_streams(layout).end()}, interval_blocks(layout)) {}
 
-void BlockReader::refresh() {
-  rows_ = document_.rows(kModes);
-  const uint64_t blocks = checked_mul(rows_, layout_.heads);
-  places_.grow(document_, blocks, blocks);
-}
-
-const BlockCoder& BlockReader::coder() const {
-  return coder_.get([&] { return read_coder(document_); });
-}
-
 /// Adds blocks [interval.end(), last), which are whole block rows, to the interval.
 void BlockReader::read_heads(Interval<BlockHead>& interval, uint64_t last) const {
   const size_t heads = layout_.heads;
@@ -136,11 +126,6 @@ void BlockReader::read_heads(Interval<BlockHead>& interval, uint64_t last) const
         next += is_coded;
       }
     });
-}
-
-const Interval<BlockReader::BlockHead>& BlockReader::interval_of(uint64_t block) const {
-  return places_.at(block, document_,
-                    [&](Interval<BlockHead>& interval, uint64_t last) { read_heads(interval, last); });
 }
 
 StoredBlocks BlockReader::read(uint64_t first, uint64_t last) const {
@@ -184,11 +169,6 @@ StoredBlocks BlockReader::read(uint64_t first, uint64_t last) const {
 }
 
 // Decoding -----------------------------------------------------------------------------------------
-
-BlockScratch::BlockScratch(const Layout& layout)
-    : runs(layout.block.runs(), layout.block.run_length()),
-      symbols(layout.block.by_channel ? layout.block.tokens : 0, layout.block.dims),
-      origins(layout.block.by_channel ? 0 : layout.block.dims) {}
 
 LoadedBlocks::LoadedBlocks(const Layout& layout, DType storage, StoredBlocks stored)
     : layout_(layout), storage_(storage), stored_(std::move(stored)) {

@@ -43,10 +43,16 @@ class BlockReader {
   BlockReader(const Layout& layout, const StreamReader& document);
 
   /// Counts the block rows, for the first time or after the document grew. Not while other threads read.
-  void refresh();
+  void refresh() {
+    rows_ = document_.rows(kModes);
+    const uint64_t blocks = checked_mul(rows_, layout_.heads);
+    places_.grow(document_, blocks, blocks);
+  }
   uint64_t rows() const { return rows_; }
 
-  const BlockCoder& coder() const;
+  const BlockCoder& coder() const {
+    return coder_.get([&] { return read_coder(document_); });
+  }
 
   /// Block rows [first, last), which are there. Throws Error(bad_input) for streams that no encoder writes.
   StoredBlocks read(uint64_t first, uint64_t last) const;
@@ -55,7 +61,10 @@ class BlockReader {
   struct BlockHead {
     uint8_t mode = 0, origin_bits = 0;
   };
-  const Interval<BlockHead>& interval_of(uint64_t block) const;
+  const Interval<BlockHead>& interval_of(uint64_t block) const {
+    return places_.at(block, document_,
+                      [&](Interval<BlockHead>& interval, uint64_t last) { read_heads(interval, last); });
+  }
   void read_heads(Interval<BlockHead>& interval, uint64_t last) const;
 
   Layout layout_;
@@ -67,7 +76,10 @@ class BlockReader {
 
 /// Buffers for one block; one per thread.
 struct BlockScratch {
-  explicit BlockScratch(const Layout& layout);
+  explicit BlockScratch(const Layout& layout)
+      : runs(layout.block.runs(), layout.block.run_length()),
+        symbols(layout.block.by_channel ? layout.block.tokens : 0, layout.block.dims),
+        origins(layout.block.by_channel ? 0 : layout.block.dims) {}
   Matrix<uint8_t> runs, symbols;
   std::vector<EscapedValue> exact;
   std::vector<int16_t> origins;         // of keys; zeros where the codes have none

@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr std::string_view kType = "codebooks";
 
@@ -30,18 +28,20 @@ constexpr RvqPreset kPresets[] = {
      true},
 };
 
-std::vector<uint64_t> shape_of(const RvqBook& rvq, RvqPart part) {
+static std::vector<uint64_t> shape_of(const RvqBook& rvq, RvqPart part) {
   return {rvq.stages(part), rvq.entries(part), rvq.width(part)};
 }
 
-std::vector<uint64_t> shape_of(const Codebooks& books) {
+static std::vector<uint64_t> shape_of(const Codebooks& books) {
   return {books.stages(), books.entries(), books.width()};
 }
 
-std::string training_of(RvqPart part) { return fmt::format("{}{}", Book::kTrainingPrefix, name_of(part)); }
+static std::string training_of(RvqPart part) {
+  return fmt::format("{}{}", Book::kTrainingPrefix, name_of(part));
+}
 
 /// The entries one after the other, without what lies behind their width.
-void add_entries(Book& book, const std::string& name, DType type, const Codebooks& books) {
+static void add_entries(Book& book, const std::string& name, DType type, const Codebooks& books) {
   std::vector<float> values;
   for (size_t s = 0; s < books.stages(); ++s)
     for (size_t e = 0; e < books.entries(); ++e)
@@ -56,7 +56,8 @@ void add_entries(Book& book, const std::string& name, DType type, const Codebook
   book.add<uint16_t>(name, type, shape_of(books), halves);
 }
 
-Codebooks entries_in(const Book& book, const std::string& name, DType type, std::vector<uint64_t> shape) {
+static Codebooks entries_in(const Book& book, const std::string& name, DType type,
+                            std::vector<uint64_t> shape) {
   std::vector<float> widened;
   std::span<const float> values;
   if (type == DType::f32) {
@@ -76,7 +77,7 @@ Codebooks entries_in(const Book& book, const std::string& name, DType type, std:
   return books;
 }
 
-void add_part(Book& book, const RvqBook& rvq, RvqPart part) {
+static void add_part(Book& book, const RvqBook& rvq, RvqPart part) {
   const DType type = rvq.options.entry_type;
   const std::string path(name_of(part)), training = training_of(part);
   const auto& [books, state] = rvq.of(part);
@@ -106,7 +107,8 @@ void add_part(Book& book, const RvqBook& rvq, RvqPart part) {
   add("/adam_variance", {state.mean.rows(), state.mean.cols()}, state.variance);
 }
 
-void read_training(const Book& book, const std::string& training, const RvqBook& rvq, RvqBook::Part& part) {
+static void read_training(const Book& book, const std::string& training, const RvqBook& rvq,
+                          RvqBook::Part& part) {
   const std::vector<uint64_t> shape = shape_of(part.books);
   const uint64_t stages = shape[0], width = shape[2];
   RvqTrainState& state = part.state;
@@ -133,7 +135,7 @@ void read_training(const Book& book, const std::string& training, const RvqBook&
 }
 
 /// The first of the `count` neighbouring pairs whose errors have the largest sum.
-size_t worst_band(std::span<const double> errors, size_t pairs, size_t count) {
+static size_t worst_band(std::span<const double> errors, size_t pairs, size_t count) {
   size_t worst = 0;
   double largest = 0;
   for (size_t first = 0; first + count <= pairs; ++first) {
@@ -143,8 +145,6 @@ size_t worst_band(std::span<const double> errors, size_t pairs, size_t count) {
   }
   return worst;
 }
-
-}  // namespace
 
 std::vector<OptionField> RvqBookOptions::fields() {
   const double limit = kMaxCodebooks, max_entries = kMaxEntries;
@@ -165,11 +165,6 @@ std::vector<OptionField> RvqBookOptions::fields() {
   };
 }
 
-void RvqBookOptions::check() const {
-  if (high_dims > 0 && high_dims % 2 != 0)
-    throw usage_error("--high-dims is {}; dimensions go in pairs, so it must be even", high_dims);
-}
-
 std::span<const RvqPreset> rvq_presets() { return kPresets; }
 
 const RvqPreset* find_rvq_preset(std::string_view name) {
@@ -186,22 +181,6 @@ void apply_preset(const RvqPreset& preset, RvqBookOptions& book, RvqTrainOptions
   if (!preset.paper) return;
   book.entry_type = DType::f32;
   training.method = RvqMethod::simvq, training.bias = false, training.refits = 0;
-}
-
-size_t RvqBook::stages(RvqPart part) const {
-  if (part == RvqPart::value) return value_dim == 0 ? 0 : static_cast<size_t>(options.codebooks_value);
-  if (part == RvqPart::key_high) return split.high.empty() ? 0 : static_cast<size_t>(options.codebooks_high);
-  return static_cast<size_t>(options.codebooks_low + (split.high.empty() ? options.codebooks_high : 0));
-}
-
-size_t RvqBook::entries(RvqPart part) const {
-  const int64_t of[] = {options.entries_value, options.entries_low, options.entries_high};
-  return static_cast<size_t>(of[static_cast<size_t>(part)]);
-}
-
-size_t RvqBook::width(RvqPart part) const {
-  const size_t of[] = {dims(Side::value), split.low.size(), split.high.size()};
-  return of[static_cast<size_t>(part)];
 }
 
 Book to_book(const RvqBook& rvq) {
@@ -286,7 +265,5 @@ DimensionSplit split_dimensions(SplitBy by, std::span<const double> errors, size
     (is_high[j] ? split.high : split.low).push_back(static_cast<uint32_t>(j));
   return split;
 }
-
-size_t paper_high_pairs(size_t head_dim) { return (head_dim / 2 * 3 + 4) / 8; }
 
 }  // namespace kvcodec

@@ -62,7 +62,7 @@ DimensionSplit split_dimensions(SplitBy by, std::span<const double> errors, size
                                 size_t high_pairs);
 
 /// The paper's share: of 64 pairs at d = 128, 24 are high (its numbers of parameters give 80 and 48).
-size_t paper_high_pairs(size_t head_dim);
+inline size_t paper_high_pairs(size_t head_dim) { return (head_dim / 2 * 3 + 4) / 8; }
 
 /// Numbers and sizes of codebooks. The defaults train in minutes on two cores.
 struct RvqBookOptions final : Options {
@@ -77,7 +77,10 @@ struct RvqBookOptions final : Options {
   DType entry_type = DType::f16;  ///< half the book's size; the rounding is far below the error
 
   std::vector<OptionField> fields() override;
-  void check() const override;
+  void check() const override {
+    if (high_dims > 0 && high_dims % 2 != 0)
+      throw usage_error("--high-dims is {}; dimensions go in pairs, so it must be even", high_dims);
+  }
 };
 
 /// The named settings of --preset, or nullptr; "paper-8b" and "paper-3b" are the paper's.
@@ -118,9 +121,20 @@ struct RvqBook {
   const Part& of(RvqPart part) const { return parts[static_cast<size_t>(part)]; }
   /// Numbers of codebooks and entries in the options. Without a split key_low has the codebooks of both, so
   /// that the bits are the same if low and high have equally many entries.
-  size_t stages(RvqPart part) const;
-  size_t entries(RvqPart part) const;
-  size_t width(RvqPart part) const;
+  size_t stages(RvqPart part) const {
+    if (part == RvqPart::value) return value_dim == 0 ? 0 : static_cast<size_t>(options.codebooks_value);
+    if (part == RvqPart::key_high)
+      return split.high.empty() ? 0 : static_cast<size_t>(options.codebooks_high);
+    return static_cast<size_t>(options.codebooks_low + (split.high.empty() ? options.codebooks_high : 0));
+  }
+  size_t entries(RvqPart part) const {
+    const int64_t of[] = {options.entries_value, options.entries_low, options.entries_high};
+    return static_cast<size_t>(of[static_cast<size_t>(part)]);
+  }
+  size_t width(RvqPart part) const {
+    const size_t of[] = {dims(Side::value), split.low.size(), split.high.size()};
+    return of[static_cast<size_t>(part)];
+  }
   size_t dims(Side side) const { return as_size(layer_of(1, head_dim, value_dim).stored_dim(side)); }
 };
 

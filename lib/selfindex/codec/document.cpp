@@ -55,24 +55,6 @@ void SelfIndexView::read_places() {
   std::ranges::sort(places_);
 }
 
-uint64_t SelfIndexView::exact_before(uint64_t token) const {
-  const auto found =
-      std::ranges::partition_point(places_, [&](const HeadToken& place) { return place.token < token; });
-  return static_cast<uint64_t>(found - places_.begin());
-}
-
-std::span<const HeadToken> SelfIndexView::exact_places(uint64_t first, uint64_t last) const {
-  const uint64_t begin = exact_before(first);
-  return std::span(places_).subspan(begin, exact_before(last) - begin);
-}
-
-std::vector<float> SelfIndexView::read_finite(std::string_view stream) const {
-  std::vector<float> values = document().read<float>(stream, 0, 1, form_.width());
-  for (const float value : values)
-    if (!std::isfinite(value)) throw bad_input("stream '{}' holds {}, which is not finite", stream, value);
-  return values;
-}
-
 const HeadTables& SelfIndexView::tables() const {
   return tables_.get([&] {
     HeadTables tables{read_finite(kCenter), read_finite(kAlpha)};
@@ -202,14 +184,6 @@ std::unique_ptr<GrowingSelector> SelfIndexView::selector(size_t head, bool signs
     };
   }
   return std::make_unique<SignSelector>(std::move(fit), std::move(index), std::move(on_device));
-}
-
-std::vector<uint32_t> SelfIndexView::kept_whole(size_t head) const {
-  std::vector<uint32_t> kept;
-  if (!is_coded()) return kept;
-  for (const HeadToken& place : exact_places(0, tokens()))
-    if (place.head == head) kept.push_back(place.token);
-  return kept;
 }
 
 }  // namespace kvcodec::selfindex

@@ -121,13 +121,22 @@ class SelfIndexView final : public DocumentView {
       : DocumentView(shape, document), form_(form), engine_(engine) {}
 
   std::unique_ptr<GrowingSelector> selector(size_t head, bool signs_only) const override;
-  std::vector<uint32_t> kept_whole(size_t head) const override;
+  std::vector<uint32_t> kept_whole(size_t head) const override {
+    std::vector<uint32_t> kept;
+    if (!is_coded()) return kept;
+    for (const HeadToken& place : exact_places(0, tokens()))
+      if (place.head == head) kept.push_back(place.token);
+    return kept;
+  }
 
   /// True if there are codes: otherwise "exact" holds all.
   bool is_coded() const { return coded_; }
   /// Tokens of [first, last) that are kept exactly, with their heads; sorted by token, then by head.
   /// Includes tokens that are not appended yet.
-  std::span<const HeadToken> exact_places(uint64_t first, uint64_t last) const;
+  std::span<const HeadToken> exact_places(uint64_t first, uint64_t last) const {
+    const uint64_t begin = exact_before(first);
+    return std::span(places_).subspan(begin, exact_before(last) - begin);
+  }
   /// The tables of coded keys. Throws Error(bad_input) for streams that no encoder writes.
   const HeadTables& tables() const;
 
@@ -136,9 +145,18 @@ class SelfIndexView final : public DocumentView {
   void decode_rows(uint64_t first, MatrixView<float> out) const override;
 
  private:
-  uint64_t exact_before(uint64_t token) const;
+  uint64_t exact_before(uint64_t token) const {
+    const auto found =
+        std::ranges::partition_point(places_, [&](const HeadToken& place) { return place.token < token; });
+    return static_cast<uint64_t>(found - places_.begin());
+  }
   const std::vector<SignCodebook>& codebooks() const;
-  std::vector<float> read_finite(std::string_view stream) const;
+  std::vector<float> read_finite(std::string_view stream) const {
+    std::vector<float> values = document().read<float>(stream, 0, 1, form_.width());
+    for (const float value : values)
+      if (!std::isfinite(value)) throw bad_input("stream '{}' holds {}, which is not finite", stream, value);
+    return values;
+  }
   std::vector<uint16_t> read_scales(std::string_view stream, uint64_t first, uint64_t count) const;
   void read_places();
   void decode_levels(uint64_t first, MatrixView<float> out) const;

@@ -7,7 +7,6 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
-namespace {
 
 constexpr std::string_view kType = "dictionary";
 
@@ -15,7 +14,7 @@ constexpr int kLevelOffset = 128;
 
 /// Calls visit(name, type, array) for the arrays of a training record, in the order of a book.
 template <class State, class Visit>
-void for_each_array(State& state, bool adam, const Visit& visit) {
+static void for_each_array(State& state, bool adam, const Visit& visit) {
   visit("/loss", DType::f64, state.loss);
   visit("/replaced", DType::u32, state.replaced);
   visit("/validation", DType::f64, state.validation);
@@ -27,7 +26,7 @@ void for_each_array(State& state, bool adam, const Visit& visit) {
   visit("/seconds", DType::f64, state.seconds);
 }
 
-ByteAtoms byte_atoms_from(const Book& book, const std::string& path, size_t n, size_t width) {
+static ByteAtoms byte_atoms_from(const Book& book, const std::string& path, size_t n, size_t width) {
   const auto stored = book.matrix<uint8_t>(path + "/atoms", DType::u8, {n, width});
   ByteAtoms bytes{Matrix<int8_t>(n, width), book.list<float>(path + "/atom_scale", DType::f32)};
   if (bytes.scales.size() != n)
@@ -43,17 +42,17 @@ ByteAtoms byte_atoms_from(const Book& book, const std::string& path, size_t n, s
   return bytes;
 }
 
-std::string path_of(const SparseBook& sparse, Side side, int first_layer) {
+static std::string path_of(const SparseBook& sparse, Side side, int first_layer) {
   return sparse.global() ? std::string(name_of(side)) : fmt::format("{}/{}", name_of(side), first_layer);
 }
 
-std::vector<uint64_t> shape_of_means(const SparseBook& sparse, Side side) {
+static std::vector<uint64_t> shape_of_means(const SparseBook& sparse, Side side) {
   return {static_cast<uint64_t>(sparse.num_layers), static_cast<uint64_t>(sparse.heads),
           static_cast<uint64_t>(sparse.layer().stored_dim(side))};
 }
 
 /// Adds scales and means of all layers, each from the part that is for it; 1 and 0 where none is.
-void add_normalization(Book& book, const SparseBook& sparse, Side side) {
+static void add_normalization(Book& book, const SparseBook& sparse, Side side) {
   const Normalization& any = sparse.of(side).dictionary.normalization;
   const auto layers = as_size(sparse.num_layers);
   std::vector<float> scale(layers, 1.0f);
@@ -74,7 +73,8 @@ void add_normalization(Book& book, const SparseBook& sparse, Side side) {
                     {mean.data(), mean.size()});
 }
 
-void add_atoms(Book& book, const SparseBook& sparse, const std::string& path, const Dictionary& dictionary) {
+static void add_atoms(Book& book, const SparseBook& sparse, const std::string& path,
+                      const Dictionary& dictionary) {
   if (sparse.options.atom_type == AtomType::f32)
     return book.add(path + "/atoms", DType::f32, dictionary.atoms);
   const ByteAtoms bytes = round_to_bytes(dictionary.atoms);
@@ -85,8 +85,8 @@ void add_atoms(Book& book, const SparseBook& sparse, const std::string& path, co
   book.add(path + "/atom_scale", DType::f32, bytes.scales);
 }
 
-void add_training(Book& book, const SparseBook& sparse, const std::string& path,
-                  const SparseBook::OneSide& side) {
+static void add_training(Book& book, const SparseBook& sparse, const std::string& path,
+                         const SparseBook::OneSide& side) {
   const std::string training = std::string(Book::kTrainingPrefix) + path;
   for_each_array(
       side.training, side.training.mean.size() > 0,
@@ -96,7 +96,7 @@ void add_training(Book& book, const SparseBook& sparse, const std::string& path,
     book.add(training + "/atoms", DType::f32, side.dictionary.atoms);
 }
 
-Normalization normalization_from(const Book& book, const SparseBook& sparse, Side side) {
+static Normalization normalization_from(const Book& book, const SparseBook& sparse, Side side) {
   const std::string path(name_of(side));
   Normalization normalization;
   normalization.normalize = sparse.options.normalize;
@@ -111,8 +111,8 @@ Normalization normalization_from(const Book& book, const SparseBook& sparse, Sid
 }
 
 /// The dictionary of a side of a part, which has its normalization already.
-void read_part(const Book& book, bool with_training, const SparseBook& sparse, Side of_side,
-               SparseBook::Part& part) {
+static void read_part(const Book& book, bool with_training, const SparseBook& sparse, Side of_side,
+                      SparseBook::Part& part) {
   const std::string path = path_of(sparse, of_side, part.first_layer);
   SparseBook::OneSide& side = part.of(of_side);
   const std::string training = std::string(Book::kTrainingPrefix) + path;
@@ -147,8 +147,6 @@ void read_part(const Book& book, bool with_training, const SparseBook& sparse, S
   const auto stable = book.list<uint8_t>(training + "/stable", DType::u8);
   state.stable = !stable.empty() && stable[0] != 0;
 }
-
-}  // namespace
 
 Book to_book(SparseBook sparse) {
   Book book;
@@ -227,13 +225,6 @@ SparseBook sparse_book_from(const Book& book, bool with_training) {
     }
   }
   return sparse;
-}
-
-size_t SparseBook::part_for(int first_layer) const {
-  if (global()) return 0;
-  for (size_t i = 0; i < parts.size(); ++i)
-    if (parts[i].first_layer == first_layer) return i;
-  throw bad_input("the dictionary has no atoms for layer {}; it was trained without", first_layer);
 }
 
 }  // namespace kvcodec

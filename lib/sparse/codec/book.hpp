@@ -47,7 +47,12 @@ struct SparseBook {
 
   bool global() const { return options.dict_scope == DictScope::global; }
   /// The part for the group that begins at this layer. Throws Error(bad_input) where there is none.
-  size_t part_for(int first_layer) const;
+  size_t part_for(int first_layer) const {
+    if (global()) return 0;
+    for (size_t i = 0; i < parts.size(); ++i)
+      if (parts[i].first_layer == first_layer) return i;
+    throw bad_input("the dictionary has no atoms for layer {}; it was trained without", first_layer);
+  }
   LayerShape layer() const { return layer_of(heads, head_dim, value_dim); }
   SignalLayout layout(Side side = Side::key) const { return options.layout(heads, layer().stored_dim(side)); }
   /// The sides that have dictionaries.

@@ -15,27 +15,23 @@
 
 namespace kvcodec {
 
-namespace {
-
 /// The largest that the option `sparsity` takes.
 constexpr uint64_t kMaxPairs = 1 << 16;
 
 /// The most that lib/sparse/sorted_codes.hpp takes; and more heads than any model has, so that sizes multiplied fit.
 constexpr uint64_t kMaxAtoms = uint64_t{1} << 31, kMaxSignals = 1 << 16;
 
-uint64_t sum_of(std::span<const uint32_t> counts) {
+static uint64_t sum_of(std::span<const uint32_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
 }
 
 /// A coefficient takes a bit at least, however it is stored: throws Error(bad_input) for pairs that so many
 /// bytes cannot hold, before room is made for what a damaged file only claims to have.
-void check_pairs(uint64_t pairs, uint64_t bytes) {
+static void check_pairs(uint64_t pairs, uint64_t bytes) {
   if (pairs / 8 > bytes || pairs > 8 * bytes)
     throw bad_input("stream '{}': {} pairs in {} bytes, which hold {} at most", kSparseCoefficients, pairs,
                     bytes, 8 * bytes);
 }
-
-}  // namespace
 
 // Coefficients
 
@@ -98,12 +94,6 @@ std::vector<StreamSpec> SparseForm::streams() const {
   if (scaled()) add(kSparseScale, DType::u8, per_signal, Category::scales);
   if (gains) add(kSparseGain, DType::f16, per_signal, Category::scales);
   return specs;
-}
-
-std::vector<std::string_view> SparseForm::part_streams() const {
-  if (sorted) return {kSparseIds, kSparseCoefficients};
-  if (variable) return {kSparseIds};
-  return {};
 }
 
 SparseForm SparseForm::of(const Record& parameters, std::span<const StreamSpec> streams) {

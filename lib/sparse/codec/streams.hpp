@@ -68,7 +68,11 @@ struct SparseForm {
   DType word_type() const { return scaled() ? DType::u8 : DType::u16; }
 
   /// Streams that `places` counts, and its units: blocks if sorted, else tokens of a variable form; none otherwise.
-  std::vector<std::string_view> part_streams() const;
+  std::vector<std::string_view> part_streams() const {
+    if (sorted) return {kSparseIds, kSparseCoefficients};
+    if (variable) return {kSparseIds};
+    return {};
+  }
   uint64_t tokens_of_unit() const { return sorted ? kSortedTokens : 1; }
 
   /// Pairs of each signal of tokens [first, first + count), of a variable form. Throws Error(bad_input) if

@@ -145,14 +145,6 @@ bool SparseView::weigh_atoms_on_device(const Codes& codes, size_t signal, Matrix
   return true;
 }
 
-void SparseView::multiply_range(uint64_t first, MatrixView<const float> factors,
-                                MatrixView<float> out) const {
-  const bool keys = shape().side == Side::key;
-  if (!straight_pays(factors.rows(), keys ? out.cols() : factors.cols()))
-    return DocumentView::multiply_range(first, factors, out);
-  keys ? multiply_keys(first, factors, out) : multiply_values(first, factors, out);
-}
-
 void SparseView::multiply_keys(uint64_t first, MatrixView<const float> queries, MatrixView<float> out) const {
   Codes codes = read(first, out.cols());
   if (out.cols() == 0) return;

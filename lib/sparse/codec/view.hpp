@@ -130,7 +130,12 @@ class SparseView final : public DocumentView {
     return reader_.tokens();
   }
   void decode_rows(uint64_t first, MatrixView<float> out) const override;
-  void multiply_range(uint64_t first, MatrixView<const float> factors, MatrixView<float> out) const override;
+  void multiply_range(uint64_t first, MatrixView<const float> factors, MatrixView<float> out) const override {
+    const bool keys = shape().side == Side::key;
+    if (!straight_pays(factors.rows(), keys ? out.cols() : factors.cols()))
+      return DocumentView::multiply_range(first, factors, out);
+    keys ? multiply_keys(first, factors, out) : multiply_values(first, factors, out);
+  }
   Block block_of(uint64_t token) const override {
     if (!form_.sorted) return {token, token + 1};
     const Block block = equal_block(token, kSortedTokens, reader_.tokens());
