@@ -756,6 +756,8 @@ class Int8Program final : public RowProgram {
   }
   void decode(const GroupShape&, std::span<const uint8_t> table, uint64_t, std::span<const uint8_t> bytes,
               MatrixView<float> out) override {
+    if (bytes.size() != out.rows() * out.cols())
+      throw bad_input("{} bytes of {} levels", bytes.size(), out.rows() * out.cols());
     for (size_t i = 0; i < bytes.size(); ++i)
       out.row(i / out.cols())[i % out.cols()] =
           static_cast<float>(static_cast<int8_t>(bytes[i])) * step_of(table);
