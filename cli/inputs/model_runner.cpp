@@ -154,14 +154,14 @@ std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, 
 
 uint64_t tokens_of(const std::vector<LoopDocument>& documents) {
   uint64_t tokens = 0;
-  for (const LoopDocument& document : documents) tokens += document.tokens.size();
+  for (const LoopDocument& document : documents) tokens += document.size();
   return tokens;
 }
 
 void check_context(const std::vector<LoopDocument>& documents, const ModelConfig& config) {
   for (const LoopDocument& document : documents)
-    if (config.max_positions > 0 && static_cast<int64_t>(document.tokens.size()) > config.max_positions)
-      throw usage_error("documents of {} tokens; the model's context is {} tokens", document.tokens.size(),
+    if (config.max_positions > 0 && static_cast<int64_t>(document.size()) > config.max_positions)
+      throw usage_error("documents of {} tokens; the model's context is {} tokens", document.size(),
                         config.max_positions);
 }
 
