@@ -3,6 +3,8 @@
 #include <cmath>
 #include <optional>
 
+#include <fmt/ranges.h>
+
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/common.hpp"
@@ -17,11 +19,16 @@
 namespace kvcodec::cli {
 namespace {
 
-enum class Task : uint8_t { text, recall, generate };
-constexpr auto names_of(Task) { return std::to_array<std::string_view>({"text", "recall", "generate"}); }
+enum class Task : uint8_t { text, recall, variables, common, frequent, questions, generate };
+constexpr auto names_of(Task) {
+  return std::to_array<std::string_view>(
+      {"text", "recall", "variables", "common", "frequent", "questions", "generate"});
+}
+/// What a right answer has if nothing else is said, by family.
+constexpr int64_t kValues[] = {1, 5, 10, 3};
 
 struct ModelOptions final : CommandOptions {
-  std::string model, lengths;
+  std::string model, lengths, answers;
   Task task = Task::text;
   DType dtype = DType::bf16;
   Compute compute = Compute::f32;
@@ -29,15 +36,23 @@ struct ModelOptions final : CommandOptions {
   WindowLayers window_layers = WindowLayers::keep;
   JudgedTextOptions texts;
   std::vector<std::string> codecs;
-  int64_t stream = 0, survey = 16, joined = 1, recompute = 0, written = 64;
-  int64_t depths = 5, questions = 10, keys = 1, values = 1, asked = 1;
+  int64_t stream = 0, survey = 16, joined = 1, recompute = 0, written = 0;
+  int64_t depths = 5, questions = 10, keys = 1, values = 0, asked = 1;
+
+  /// Of questions that are made; none of others.
+  std::optional<RecallFamily> family() const {
+    if (task < Task::recall || task > Task::frequent) return {};
+    return static_cast<RecallFamily>(static_cast<int>(task) - static_cast<int>(Task::recall));
+  }
+  bool asks() const { return family() || task == Task::questions; }
 
   std::vector<OptionField> fields() override {
     return {
         model_field(model),
         {"task",
-         "text: predict the second part of each document; recall: answer questions about facts planted in "
-         "the text; generate: predict what the model itself writes behind the first part, always the likeliest token",
+         "text: predict the second part of each document; generate: predict what the model itself writes behind the first "
+         "part, always the likeliest token; or answer questions about facts planted in the text (recall), chains of variables "
+         "planted in it, lists of its common or frequent words, or the text (questions, of --answers)",
          &task}};
   }
   std::vector<OptionField> setting_fields() {
@@ -66,43 +81,45 @@ struct ModelOptions final : CommandOptions {
          &survey, 1, 1e6}};
   }
   std::vector<OptionField> recall_fields() {
-    return {{"lengths", "lengths of the documents in tokens, as 256,512 (default: --chunk)", &lengths},
-            {"depths", "places of the fact that is asked for, from the start of the text to its end", &depths,
-             1, 1000},
-            {"questions", "questions for each length and depth", &questions, 1, 1e6},
-            {"keys", "facts planted, each about another word", &keys, 1, 1000},
-            {"values", "numbers planted for the word asked for; each is a right answer", &values, 1, 1000},
-            {"asked", "facts that each document is asked for, one after the other, from place to place",
-             &asked, 1, 1000}};
+    return {
+        {"lengths", "lengths of the documents in tokens, as 256,512 (default: --chunk)", &lengths},
+        {"depths", "places of the fact that is asked for, from the start of the text to its end", &depths, 1,
+         1000},
+        {"questions", "questions for each length and depth", &questions, 1, 1e6},
+        {"keys", "facts planted, each about another word, or chains", &keys, 1, 1000},
+        {"values",
+         "what a right answer has: numbers of a word, names of a chain, words of a list (0: 1, 5, 10 common or 3 frequent)",
+         &values, 0, 1000},
+        {"asked", "facts or chains that each document is asked for, each by itself, from place to place",
+         &asked, 1, 1000},
+        {"answers",
+         "file of questions about the texts: in each line the number of a text, a question and its answer, with "
+         "tabs between",
+         &answers}};
   }
 };
 
-struct RecallQuestion {
-  int64_t length;
-  double depth;
-  AskedBy asked;  ///< numbers of its answers
+/// A question, and where its answers are.
+struct AskedQuestion {
+  int64_t length = 0;  ///< tokens of the document; 0 of a text that is given
+  double depth = 0;
+  size_t document = 0, number = 0;
+  std::vector<std::string> expected;
 };
 
-/// An answer, and its document.
-struct RecallAnswer {
-  size_t document;
-  RecallDocument::Answer judged;  ///< tokens, counted from the first that is judged
-};
-
-/// The documents to run, and the questions about facts planted in them.
+/// The documents to run, and the questions about them.
 struct Tasks {
   int64_t length = 0;   ///< tokens of a document of text
   int64_t written = 0;  ///< that the model itself writes behind each prefix, in place of the text
   std::vector<LoopDocument> documents;
-  std::vector<RecallQuestion> questions;  ///< none of text
+  std::vector<AskedQuestion> questions;  ///< none of text
   Joining joining = {};
-  std::vector<RecallAnswer> answers;
+  std::vector<uint32_t> ends;  ///< tokens that end an answer
 
-  bool recall() const { return !questions.empty(); }
   template <class Value>
-  std::vector<Value> distinct(Value RecallQuestion::*member) const {
+  std::vector<Value> distinct(Value AskedQuestion::*member) const {
     std::vector<Value> values;
-    for (const RecallQuestion& question : questions)
+    for (const AskedQuestion& question : questions)
       if (std::ranges::find(values, question.*member) == values.end()) values.push_back(question.*member);
     return values;
   }
@@ -118,55 +135,104 @@ std::vector<int64_t> parse_lengths(const std::string& text, int64_t otherwise) {
   return lengths;
 }
 
-void add_questions(const ModelOptions& options, const Tokenizer& tokenizer,
-                   const std::vector<SourceText>& texts, Tasks& tasks) {
+/// What a model wrote, without space before it.
+std::string answer_text(const Tokenizer& tokenizer, std::span<const uint32_t> written) {
+  std::string text = tokenizer.decode(written, true);
+  return text.erase(0, text.find_first_not_of(" \n"));
+}
+
+/// Adds a question about the last document. The answer is whole once nothing that follows could change what counts.
+void add_question(const ModelOptions& options, const Tokenizer& tokenizer, RecallQuestion question,
+                  AskedQuestion asked, Tasks& tasks) {
+  asked.document = tasks.documents.size() - 1;
+  asked.number = tasks.documents.back().questions.size();
+  asked.expected = question.expected;
+  const auto whole = [&tokenizer, made = options.family().has_value(), ends = tasks.ends,
+                      expected = std::move(question.expected)](std::span<const uint32_t> written) {
+    if (std::ranges::find(ends, written.back()) != ends.end()) return true;
+    const std::string text = answer_text(tokenizer, written);
+    return made ? recall_of(text, expected) == 1 : text.find('\n') != std::string::npos;
+  };
+  tasks.documents.back().questions.push_back({std::move(question.tokens), question.written, whole});
+  tasks.questions.push_back(std::move(asked));
+}
+
+void make_questions(const ModelOptions& options, const Tokenizer& tokenizer,
+                    const std::vector<SourceText>& texts, Tasks& tasks) {
   RecallText text;
   if (options.texts.special) text.before = template_of(tokenizer).before;
   std::string all;
   for (const SourceText& source : texts) {
-    const auto tokens = with_context(source.name, [&] { return tokenizer.encode(source.text, false); });
-    text.tokens.insert(text.tokens.end(), tokens.begin(), tokens.end());
+    append_to(text.tokens, with_context(source.name, [&] { return tokenizer.encode(source.text, false); }));
     all += source.text + "\n";
   }
   text.words = recall_words(all);
   constexpr int64_t kSeeds = int64_t{1} << 32;  // each leaves room for this many questions
   if (options.common.seed >= kSeeds)
-    throw usage_error("--seed is {}; with --task recall it must be below {}", options.common.seed, kSeeds);
+    throw usage_error("--seed is {}; with --task {} it must be below {}", options.common.seed,
+                      name_of(options.task), kSeeds);
   auto seed = static_cast<uint64_t>(options.common.seed) << 32;
+  const size_t places = options.task == Task::recall ? as_size(options.depths) : 1;
   for (const int64_t own : parse_lengths(options.lengths, tasks.length))
-    for (size_t d = 0; d < as_size(options.depths); ++d)
+    for (size_t d = 0; d < places; ++d)
       for (int64_t q = 0; q < options.questions; ++q) {
-        RecallOptions recall{.length = static_cast<size_t>(own),
+        RecallOptions recall{.family = *options.family(),
+                             .length = static_cast<size_t>(own),
                              .depths = {},
                              .keys = as_size(options.keys),
-                             .values = as_size(options.values)};
+                             .values = as_size(options.values),
+                             .written = as_size(options.written)};
         for (size_t i = 0; i < as_size(options.asked); ++i)
-          recall.depths.push_back(recall_depth((d + i) % as_size(options.depths), as_size(options.depths)));
-        auto documents = make_recall_question(tokenizer, text, recall, seed++);
-        for (size_t i = 0; i < recall.depths.size(); ++i) {
-          tasks.questions.push_back({own, recall.depths[i], {tasks.answers.size(), documents.size()}});
-          for (size_t j = 0; j < documents.size(); ++j) {
-            const auto [first, end] = documents[j].answers[i];
-            const size_t before = documents[j].prefix + 1;  // the first token is given
-            tasks.answers.push_back({tasks.documents.size() + j, {first - before, end - before}});
-          }
-        }
-        for (RecallDocument& document : documents)
-          tasks.documents.push_back({std::move(document.tokens), document.prefix});
+          recall.depths.push_back(recall_depth((d + i) % places, places));
+        RecallDocument document = make_recall_document(tokenizer, text, recall, seed++);
+        const size_t prefix = document.tokens.size();
+        tasks.documents.push_back({std::move(document.tokens), prefix});
+        for (size_t i = 0; i < document.questions.size(); ++i)
+          add_question(options, tokenizer, std::move(document.questions[i]),
+                       {.length = own, .depth = recall.depths[i], .expected = {}}, tasks);
       }
 }
 
-Tasks make_tasks(const ModelOptions& options, const ModelFiles& files) {
+/// Questions of a file about the texts.
+void read_questions(const ModelOptions& options, const Tokenizer& tokenizer,
+                    const std::vector<SourceText>& texts, Tasks& tasks) {
+  constexpr int64_t kWritten = 32;  // as in RULER
+  std::vector<std::vector<RecallQuestion>> questions(texts.size());
+  for (const std::string& line : lines_of(options.answers, "questions and answers")) {
+    const std::vector<std::string> parts = split(line, '\t');
+    const auto number = number_in<uint64_t>(parts.front()).value_or(0);
+    if (parts.size() != 3 || number < 1 || number > texts.size())
+      throw bad_input("{}: '{}' is not the number of one of {}, a question and its answer, with tabs between",
+                      options.answers, line, counted(texts.size(), "text"));
+    questions[number - 1].push_back({tokenizer.encode("\n\nQuestion: " + parts[1] + "\nAnswer:", false),
+                                     {parts[2]},
+                                     as_size(options.written > 0 ? options.written : kWritten)});
+  }
+  for (size_t i = 0; i < texts.size(); ++i) {
+    if (questions[i].empty()) continue;
+    LoopDocument& document = tasks.documents.emplace_back();
+    if (options.texts.special) document.tokens = template_of(tokenizer).before;
+    append_to(document.tokens,
+              with_context(texts[i].name, [&] { return tokenizer.encode(texts[i].text, false); }));
+    document.prefix = document.tokens.size();
+    for (RecallQuestion& question : questions[i])
+      add_question(options, tokenizer, std::move(question), {}, tasks);
+  }
+}
+
+Tasks make_tasks(const ModelOptions& options, const ModelFiles& files, const Tokenizer& tokenizer) {
   const ModelConfig& config = files.description().config;
-  const Tokenizer tokenizer = make_tokenizer(files, options.common);
   Tasks tasks;
   tasks.length = document_length(options.texts, config);
   tasks.joining = {.pieces = as_size(options.joined), .recomputed = as_size(options.recompute)};
   if (options.texts.special) tasks.joining.begin = template_of(tokenizer).before;
+  if (options.asks()) tasks.ends = files.end_tokens();
   const auto texts = read_texts(options.common, options.texts.texts);
-  if (options.task == Task::generate) tasks.written = options.written;
-  if (options.task == Task::recall)
-    add_questions(options, tokenizer, texts, tasks);
+  if (options.task == Task::generate) tasks.written = options.written > 0 ? options.written : 64;
+  if (options.family())
+    make_questions(options, tokenizer, texts, tasks);
+  else if (options.asks())
+    read_questions(options, tokenizer, texts, tasks);
   else
     tasks.documents = judged_texts(options.texts, options.common, tokenizer, texts, tasks.length);
   check_context(tasks.documents, config);
@@ -249,6 +315,8 @@ struct EvalOutcome {
   std::vector<LoopResult> results;  ///< of each document
   std::vector<Summary> summaries;   ///< of each setting
   Summary reference;
+  std::vector<std::vector<std::string>>
+      answers;  ///< to each question: with the uncompressed cache, and each setting's
   uint64_t tokens = 0, judged = 0;
   bool rounded = false;  ///< on a device, with other roundings
   double seconds = 0;
@@ -271,12 +339,12 @@ Summary summarize(const std::vector<LoopResult>& results, Which setting) {
   }
   summary.predictions = estimate_predictions(own, reference);
   summary.agreed = mean_by_document(agreed, std::vector<double>(agreed.size(), 1.0));
-  summary.divergence_99 = quantile(divergences, 0.99);
+  if (!divergences.empty()) summary.divergence_99 = quantile(divergences, 0.99);
   return summary;
 }
 
 EvalOutcome run_tasks(const ModelOptions& options, const LlamaModel& model, const Settings& settings,
-                      Tasks tasks) {
+                      const Tokenizer& tokenizer, Tasks tasks) {
   Engine* const engine = options.common.engine();
   ClosedLoop loop(model, settings.loop,
                   {.stream = as_size(options.stream),
@@ -302,30 +370,41 @@ EvalOutcome run_tasks(const ModelOptions& options, const LlamaModel& model, cons
   }
   outcome.tokens = tokens_of(outcome.tasks.documents);
   for (const LoopResult& result : outcome.results) outcome.judged += result.reference.sums.tokens;
+  for (const AskedQuestion& question : outcome.tasks.questions) {
+    const LoopResult& result = outcome.results[question.document];
+    std::vector<std::string>& answers = outcome.answers.emplace_back();
+    answers.push_back(answer_text(tokenizer, result.reference.answers[question.number]));
+    for (const LoopScore& own : result.settings)
+      answers.push_back(answer_text(tokenizer, own.answers[question.number]));
+    for (std::string& text : answers)
+      if (!options.family()) text = text.substr(0, text.find('\n'));
+  }
   return outcome;
 }
 
-/// The share of answered questions, limited to that length and depth if they are given.
-ShareEstimate accuracy(const EvalOutcome& outcome, Which setting, std::optional<int64_t> length = {},
-                       std::optional<double> depth = {}) {
-  const Tasks& tasks = outcome.tasks;
-  std::vector<uint8_t> came_out;  // true for answers that did
-  for (const RecallAnswer& answer : tasks.answers)
-    came_out.push_back(answered(score(outcome.results[answer.document], setting).right, answer.judged));
-  std::vector<AskedBy> questions;
-  for (const RecallQuestion& question : tasks.questions)
-    if ((!length || question.length == *length) && (!depth || question.depth == *depth))
-      questions.push_back(question.asked);
-  return recall_accuracy(questions, came_out);
+/// recall_of or word_f1.
+using AnswerMeasure = double (*)(std::string_view answer, std::span<const std::string> expected);
+
+/// The mean over questions, limited to that length and depth if they are given.
+ShareEstimate mean_of(AnswerMeasure measure, const EvalOutcome& outcome, Which setting,
+                      std::optional<int64_t> length = {}, std::optional<double> depth = {}) {
+  double sum = 0;
+  uint64_t count = 0;
+  for (size_t i = 0; i < outcome.answers.size(); ++i) {
+    const AskedQuestion& question = outcome.tasks.questions[i];
+    if ((length && question.length != *length) || (depth && question.depth != *depth)) continue;
+    sum += measure(outcome.answers[i][setting ? *setting + 1 : 0], question.expected);
+    ++count;
+  }
+  return share_of(sum, count);
 }
 
 /// Bits per value of the documents of that length, including the streams that all documents share.
 double bits_at(const EvalOutcome& outcome, size_t setting, int64_t length) {
   StoredBits stored = outcome.summaries[setting].shared;
-  for (const RecallQuestion& question : outcome.tasks.questions)
-    if (question.length == length)
-      for (size_t i = question.asked.first; i < question.asked.first + question.asked.count; ++i)
-        stored.add(outcome.results[outcome.tasks.answers[i].document].settings[setting].stored);
+  for (const AskedQuestion& question : outcome.tasks.questions)
+    if (question.length == length && question.number == 0)
+      stored.add(outcome.results[question.document].settings[setting].stored);
   return stored.bits_per_value();
 }
 
@@ -356,6 +435,7 @@ struct Columns {
   bool books = false;     ///< the rate that counts the book
   bool selected = false;  ///< tokens that steps attend to
   bool agreed = false;    ///< tokens that come out alike
+  bool predicted = true;  ///< what is judged token by token
 };
 
 /// rated: includes the rate.
@@ -379,18 +459,22 @@ Measures measures_of(const Summary& summary, bool rated, Columns columns = {}) {
   return measures;
 }
 
-std::string recall_table(const Settings& settings, const EvalOutcome& outcome, int64_t length) {
+std::string recall_table(const ModelOptions& options, const Settings& settings, const EvalOutcome& outcome,
+                         int64_t length) {
   MeasureTable table("setting");
   const auto add = [&](const std::string& label, Which setting) {
-    const ShareEstimate all = accuracy(outcome, setting, length);
+    const ShareEstimate all = mean_of(recall_of, outcome, setting, length);
     const double bits = setting ? bits_at(outcome, *setting, length) : std::nan("");
     Measures measures = {
         decimal(nullptr, {"bits", "/value"}, bits, 3), decimal(nullptr, {"right", "%"}, 100 * all.share, 1),
         word(nullptr, {"95% interval", "%"}, fmt::format("{:.1f}-{:.1f}", 100 * all.low, 100 * all.high))};
-    for (const double depth : outcome.tasks.distinct(&RecallQuestion::depth))
-      measures.push_back(decimal(nullptr,
-                                 {.title = fmt::format("{:.2f}", depth), .group = "right in % by depth"},
-                                 100 * accuracy(outcome, setting, length, depth).share, 0));
+    if (!options.family())
+      measures.push_back(decimal(nullptr, {"F1", "%"}, 100 * mean_of(word_f1, outcome, setting).share, 1));
+    for (const double depth : outcome.tasks.distinct(&AskedQuestion::depth))
+      if (options.task == Task::recall)
+        measures.push_back(decimal(nullptr,
+                                   {.title = fmt::format("{:.2f}", depth), .group = "right in % by depth"},
+                                   100 * mean_of(recall_of, outcome, setting, length, depth).share, 0));
     table.row(label, measures);
   };
   add("uncompressed", {});
@@ -403,14 +487,18 @@ Json json_of(const ShareEstimate& estimate) {
   return {{"share", estimate.share}, {"low_95", estimate.low}, {"high_95", estimate.high}};
 }
 
-Json recall_json(const EvalOutcome& outcome, Which setting) {
-  Json json = json_of(accuracy(outcome, setting));
+Json recall_json(const ModelOptions& options, const EvalOutcome& outcome, Which setting) {
+  Json json = json_of(mean_of(recall_of, outcome, setting));
+  if (!options.family()) json["f1"] = mean_of(word_f1, outcome, setting).share;
+  json["answers"] = Json::array();
+  for (const auto& answers : outcome.answers) json["answers"].push_back(answers[setting ? *setting + 1 : 0]);
   json["cells"] = Json::array();
-  for (const int64_t length : outcome.tasks.distinct(&RecallQuestion::length))
-    for (const double depth : outcome.tasks.distinct(&RecallQuestion::depth)) {
-      Json cell = {{"length", length}, {"depth", depth}};
+  for (const int64_t length : outcome.tasks.distinct(&AskedQuestion::length))
+    for (const double depth : outcome.tasks.distinct(&AskedQuestion::depth)) {
+      Json cell = {{"length", length}};
+      if (options.task == Task::recall) cell["depth"] = depth;
       if (setting) cell["bits_per_value"] = bits_at(outcome, *setting, length);
-      cell.update(json_of(accuracy(outcome, setting, length, depth)));
+      cell.update(json_of(mean_of(recall_of, outcome, setting, length, depth)));
       json["cells"].push_back(cell);
     }
   return json;
@@ -439,7 +527,7 @@ Json json_of(const CodecSpec& spec, const Summary& summary, Columns columns) {
     json["selected"] = json_of(selected_measures(summary.selected));
   }
   if (spec.recipe) json["history"] = spec.recipe->type().history;
-  json.update(json_of(measures_of(summary, true, columns)));
+  if (columns.predicted) json.update(json_of(measures_of(summary, true, columns)));
   return json;
 }
 
@@ -458,39 +546,49 @@ std::string json_report(const Command& command, const ModelOptions& options, con
   if (outcome.rounded) json["device"] = "cuda";
   if (options.window_layers == WindowLayers::trim) json["window_layers"] = options.window_layers;
   if (options.joined > 1) json.update({{"joined", options.joined}, {"recompute", options.recompute}});
-  json["uncompressed"] = json_of(measures_of(outcome.reference, false));
-  if (tasks.recall()) {
+  json["uncompressed"] = options.asks() ? Json::object() : json_of(measures_of(outcome.reference, false));
+  if (options.family())
     json.update({{"seed", options.common.seed},
                  {"keys", options.keys},
                  {"values_per_key", options.values},
                  {"asked", options.asked}});
-    json["uncompressed"]["recall"] = recall_json(outcome, {});
+  if (options.asks()) {
+    json["questions"] = tasks.questions.size();
+    json["expected"] = mapped<std::vector<std::string>>(tasks.questions, &AskedQuestion::expected);
+    json["uncompressed"]["recall"] = recall_json(options, outcome, {});
   } else {
     json.update({{"length", tasks.documents[0].tokens.size()}, {"prefix", tasks.documents[0].prefix}});
     if (tasks.written > 0) json["written"] = tasks.written;
   }
   json["settings"] = Json::array();
   for (size_t i = 0; i < settings.specs.size(); ++i) {
-    json["settings"].push_back(
-        json_of(settings.specs[i], outcome.summaries[i], {.agreed = tasks.written > 0}));
-    if (tasks.recall()) json["settings"].back()["recall"] = recall_json(outcome, i);
+    json["settings"].push_back(json_of(settings.specs[i], outcome.summaries[i],
+                                       {.agreed = tasks.written > 0, .predicted = !options.asks()}));
+    if (options.asks()) json["settings"].back()["recall"] = recall_json(options, outcome, i);
   }
   return text_of(json);
 }
 
+/// What was asked, as "one of 12 keys".
 std::string facts_text(const ModelOptions& options) {
-  if (options.asked > 1) return fmt::format("{} of {} keys in turn", options.asked, options.keys);
-  if (options.keys > 1 && options.values > 1)
-    return fmt::format("one of {} keys, any of its {} values", options.keys, options.values);
-  if (options.keys > 1) return fmt::format("one of {} keys", options.keys);
-  return options.values > 1 ? fmt::format("one of {} values", options.values) : "single facts";
+  if (options.task == Task::common || options.task == Task::frequent)
+    return fmt::format("the first {} words", options.values);
+  if (options.task == Task::questions) return "questions about texts";
+  const char* const what = options.task == Task::variables ? "chain" : "key";
+  std::string text = options.asked > 1  ? fmt::format("{} of {} {}s", options.asked, options.keys, what)
+                     : options.keys > 1 ? fmt::format("one of {} {}s", options.keys, what)
+                                        : fmt::format("one {}", what);
+  if (options.values > 1)
+    text += fmt::format(", {} {}", options.values, options.task == Task::variables ? "names" : "values");
+  return text;
 }
 
 std::string text_report(const ModelOptions& options, const Settings& settings, const EvalOutcome& outcome) {
   const Tasks& tasks = outcome.tasks;
   std::string out = fmt::format(
-      "{}: {} of {} tokens, {} judged; cache in {}{}{}{}{}; {}\n", options.model,
-      counted(tasks.documents.size(), "document"), grouped(outcome.tokens), grouped(outcome.judged),
+      "{}: {} of {} tokens, {}; cache in {}{}{}{}{}; {}\n", options.model,
+      counted(tasks.documents.size(), "document"), grouped(outcome.tokens),
+      options.asks() ? counted(tasks.questions.size(), "question") : grouped(outcome.judged) + " judged",
       name_of(options.dtype),
       options.stream > 0 ? fmt::format(", continued {} tokens at a time", options.stream) : "",
       options.joined > 1
@@ -498,10 +596,11 @@ std::string text_report(const ModelOptions& options, const Settings& settings, c
           : "",
       options.window_layers == WindowLayers::trim ? ", windows only where layers have them" : "",
       outcome.rounded ? "; on a device" : "", time_text(outcome.seconds));
-  for (const int64_t own : tasks.distinct(&RecallQuestion::length))
-    out += fmt::format("\nrecall in {} tokens, {}\n\n", own, facts_text(options)) +
-           recall_table(settings, outcome, own);
-  if (tasks.recall()) return out;
+  for (const int64_t own : tasks.distinct(&AskedQuestion::length))
+    out += fmt::format("\n{}{}, {}\n\n", name_of(options.task),
+                       own > 0 ? fmt::format(" in {} tokens", own) : "", facts_text(options)) +
+           recall_table(options, settings, outcome, own);
+  if (options.asks()) return out;
   const Estimate& surprise = outcome.reference.predictions.surprise;
   const Columns columns = {
       .books = std::ranges::any_of(settings.book_bytes, [](uint64_t bytes) { return bytes > 0; }),
@@ -516,6 +615,25 @@ std::string text_report(const ModelOptions& options, const Settings& settings, c
              "uncompressed: NLL {:.4f} nats{}\n\n", surprise.mean,
              std::isfinite(surprise.half_width) ? fmt::format(" (+-{:.4f})", surprise.half_width) : "") +
          table.text();
+}
+
+/// Throws Error(usage) for options of other tasks.
+void check_options_of(Task task, const Command& command) {
+  using enum Task;
+  const std::vector<Task> made = {recall, variables, common, frequent};
+  const std::pair<std::vector<const char*>, std::vector<Task>> kOnly[] = {
+      {{"lengths", "questions", "values"}, made},
+      {{"keys", "asked"}, {recall, variables}},
+      {{"depths"}, {recall}},
+      {{"answers"}, {questions}},
+      {{"written"}, {recall, variables, common, frequent, questions, generate}},
+      {{"prefix", "max-documents", "max-tokens"}, {text, generate}}};
+  for (const auto& [options, tasks] : kOnly)
+    for (const char* option : options)
+      if (command.given(option) && std::ranges::find(tasks, task) == tasks.end())
+        throw usage_error(
+            "--{} is for --task {}", option,
+            fmt::join(mapped<std::string_view>(tasks, [](Task each) { return name_of(each); }), ", "));
 }
 
 std::string eval_model(Command& command) {
@@ -548,10 +666,13 @@ std::string eval_model(Command& command) {
   command.options(options.setting_fields());
   command.group("Attention to few tokens");
   command.options(options.selection.step_fields(), {{"dense-layers", "LIST"}});
-  command.group("Task generate");
-  command.option({"written", "tokens that the model writes", &options.written, 1, 1e6});
-  command.group("Task recall");
-  command.options(options.recall_fields(), {{"lengths", "LIST"}});
+  command.group("What the model writes");
+  command.option(
+      {"written",
+       "tokens that the model writes, at most (0: 64 to generate; 32 about texts; twice those of a right answer)",
+       &options.written, 0, 1e6});
+  command.group("Questions");
+  command.options(options.recall_fields(), {{"lengths", "LIST"}, {"answers", "FILE"}});
   declare_compute(command, options.compute);
   options.common.declare(command);
   command.parse();
@@ -559,20 +680,16 @@ std::string eval_model(Command& command) {
     throw usage_error("no model is named; give its directory or GGUF file with --model");
   if (options.texts.texts.empty()) throw usage_error("no text is named; give files or folders with --text");
   if (options.codecs.empty()) throw usage_error("no setting is named; give codecs with --codec");
-  for (const char* only : {"lengths", "depths", "questions", "keys", "values", "asked"})
-    if (command.given(only) && options.task != Task::recall)
-      throw usage_error("--{} is for --task recall", only);
-  for (const char* only : {"prefix", "max-documents", "max-tokens"})
-    if (command.given(only) && options.task == Task::recall)
-      throw usage_error("--{} is not for --task recall, which makes its documents", only);
-  if (command.given("written") && options.task != Task::generate)
-    throw usage_error("--written is for --task generate");
+  check_options_of(options.task, command);
+  if (options.task == Task::questions && options.answers.empty())
+    throw usage_error("--task questions needs --answers, a file of questions and answers");
   if (options.joined == 1 && command.given("recompute"))
     throw usage_error("--recompute is for prefixes that are joined; add --joined");
-  if (options.asked > 1 && options.values > 1) throw usage_error("--asked and --values exclude each other");
   if (command.given("keys") && options.keys < options.asked)
     throw usage_error("--asked is {}, but --keys plants {}", options.asked,
                       counted(as_size(options.keys), "fact"));
+  if (options.family() && options.values == 0)
+    options.values = kValues[static_cast<size_t>(*options.family())];
   options.keys = std::max(options.keys, options.asked);
   if (command.given("chunk") && command.given("lengths"))
     throw usage_error("--chunk and --lengths exclude each other");
@@ -592,10 +709,11 @@ std::string eval_model(Command& command) {
       throw usage_error("--{} is for settings that select tokens, and none does; add --select", name);
   settings.codecs.check_model(options.model, *files);
   LlamaModel model = make_model(*files, options.common, options.compute);
-  Tasks tasks = make_tasks(options, *files);
+  const Tokenizer tokenizer = make_tokenizer(*files, options.common);
+  Tasks tasks = make_tasks(options, *files, tokenizer);
   keep_weights(model, {.tokens = tokens_of(tasks.documents)});
   if (tasks.written > 0) write_on(model, tasks, options.common);
-  EvalOutcome outcome = run_tasks(options, model, settings, std::move(tasks));
+  EvalOutcome outcome = run_tasks(options, model, settings, tokenizer, std::move(tasks));
   outcome.seconds = watch.seconds();
   return options.common.json ? json_report(command, options, settings, outcome)
                              : text_report(options, settings, outcome);

@@ -335,13 +335,13 @@ Answer answer(const GenerateOptions& options, const JoinedCache* cache, ModelFil
   result.timing.tokens = watch.seconds() - result.timing.cache - result.timing.prompt;
   result.text = printer.text();
   result.context = document->tokens();
-  if (codes && !stays_coded) codes->document().append(document->rows(), result.cached, result.context);
+  std::vector<uint32_t> read = result.prompt;
+  append_to(read, result.ids);
+  read.resize(result.context - result.cached);  // a last token is written, and not read
+  if (codes && !stays_coded) codes->document().append(document->rows(), result.cached, result.context, read);
   if (codes) result.codec = codes->codec_name(), result.bits_per_value = codes->bits_per_value();
   result.stays_coded = stays_coded;
   if (write) {
-    std::vector<uint32_t> read = result.prompt;
-    append_to(read, result.ids);
-    read.resize(result.context - result.cached);  // a last token is written, and not read
     std::vector<StateTensor> state;
     for (size_t layer = 0; layer < document->states().size(); ++layer)
       if (const auto& of_layer = document->states()[layer]; !of_layer.empty())

@@ -145,8 +145,8 @@ std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, 
 
 void check_context(const std::vector<LoopDocument>& documents, const ModelConfig& config) {
   for (const LoopDocument& document : documents)
-    if (config.max_positions > 0 && static_cast<int64_t>(document.tokens.size()) > config.max_positions)
-      throw usage_error("documents of {} tokens; the model's context is {} tokens", document.tokens.size(),
+    if (config.max_positions > 0 && static_cast<int64_t>(document.size()) > config.max_positions)
+      throw usage_error("documents of {} tokens; the model's context is {} tokens", document.size(),
                         config.max_positions);
 }
 

@@ -69,7 +69,7 @@ std::vector<LoopDocument> spread_documents(std::vector<LoopDocument> documents, 
 
 inline uint64_t tokens_of(const std::vector<LoopDocument>& documents) {
   uint64_t tokens = 0;
-  for (const LoopDocument& document : documents) tokens += document.tokens.size();
+  for (const LoopDocument& document : documents) tokens += document.size();
   return tokens;
 }
 

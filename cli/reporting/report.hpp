@@ -34,17 +34,17 @@ struct ModelLine {
 /// several.
 template <class Line>
 struct RunOf {
-  std::string what;  ///< model, documents, type of the cache; of recall also the facts that were planted
-  Interval nll;      ///< with the uncompressed cache
+  std::string what;  ///< model, documents, type of the cache; of tasks with answers also what was asked
+  Interval own;      ///< NLL, or the share of right answers, with the uncompressed cache
   std::vector<Line> lines;
 };
 using ModelRun = RunOf<ModelLine>;
 
-/// A setting of eval-model on recall.
+/// A setting of eval-model on a task with answers.
 struct RecallLine {
   std::string label;
   double bits = 0, share = 0, low = 0, high = 0;  ///< share: of right answers, with its interval
-  using Place = std::pair<double, double>;        ///< of a fact: tokens of the document, and depth
+  using Place = std::pair<double, double>;        ///< of a fact: tokens of the document, and depth, or -1
   std::map<Place, double> cells;                  ///< the share at each
 };
 

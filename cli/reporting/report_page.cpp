@@ -130,7 +130,8 @@ std::vector<Cells> recall_cells(const RecallRun& run) {
                                            {"to", fixed(line.high, 1, 100)}});
     for (const RecallLine::Place& place : places) {
       const auto own = line.cells.find(place);
-      cells.emplace_back(fmt::format("{:g} at {:.2f}", place.first, place.second),
+      cells.emplace_back(place.second < 0 ? fmt::format("{:g} tokens", place.first)
+                                          : fmt::format("{:g} at {:.2f}", place.first, place.second),
                          own == line.cells.end() ? "-" : fixed(own->second, 0, 100));
     }
   }
@@ -358,9 +359,8 @@ Plot divergence_plot(const Results& results, const ModelRun& run) {
 }
 
 Plot recall_plot(const Results& results, const RecallRun& run) {
-  Plot plot{.title = "Planted facts found again",
-            .x_label = kBits,
-            .y_label = "right answers in %, with 95% intervals"};
+  Plot plot{
+      .title = "Questions answered", .x_label = kBits, .y_label = "right answers in %, with 95% intervals"};
   add_lines<RecallLine>(plot, results, run.lines, [](const RecallLine& line) {
     PlotPoint point{.y = 100 * line.share, .label = {}};
     if (std::isfinite(line.low) && std::isfinite(line.high))
@@ -520,14 +520,14 @@ std::string html_page(const Results& results, const std::string& title, double l
   for (const ModelRun& run : results.runs) {
     out += "<h2>What the model loses</h2>\n";
     out += paragraph(fmt::format("{}. With its uncompressed cache the model needs {} nats per token.",
-                                 run.what, interval_text(run.nll)));
+                                 run.what, interval_text(run.own)));
     out += "<div class=\"conclusion\">\n";
     for (const std::string& sentence : conclusion(run, loss)) out += paragraph(sentence);
     out += "</div>\n" + figures({rise_plot(results, run), divergence_plot(results, run)}) +
            html_table(results, "Nats per token, with 95% intervals by document", model_cells(run));
   }
   for (const RecallRun& run : results.recalls)
-    out += "<h2>Planted facts</h2>\n" + paragraph(run.what + ".") + figures({recall_plot(results, run)}) +
+    out += "<h2>Answers</h2>\n" + paragraph(run.what + ".") + figures({recall_plot(results, run)}) +
            html_table(results, "Found again, in %, with 95% intervals; then by length and depth",
                       recall_cells(run));
   out += recon_part(results);

@@ -118,11 +118,11 @@ std::string words_of(const Object& setting) {
 }
 
 template <class Run>
-Run& run_of(std::vector<Run>& runs, const std::string& what, const Interval& nll) {
+Run& run_of(std::vector<Run>& runs, const std::string& what, const Interval& own) {
   constexpr double kRounding = 1e-6;
   for (Run& run : runs)
-    if (run.what == what && std::abs(run.nll.mean - nll.mean) <= kRounding) return run;
-  return runs.emplace_back(Run{what, nll, {}});
+    if (run.what == what && std::abs(run.own.mean - own.mean) <= kRounding) return run;
+  return runs.emplace_back(Run{what, own, {}});
 }
 
 RecallLine recall_line(const Object& setting) {
@@ -131,7 +131,8 @@ RecallLine recall_line(const Object& setting) {
                   number_at(share, "share"),   number_at(share, "low_95"),
                   number_at(share, "high_95"), {}};
   for (const Object& cell : array_at(share, "cells")) {
-    const RecallLine::Place place{number_at(cell, "length"), number_at(cell, "depth")};
+    const RecallLine::Place place{number_at(cell, "length"),
+                                  cell.contains("depth") ? number_at(cell, "depth") : -1};
     if (!std::isfinite(place.first) || !std::isfinite(place.second))
       throw bad_input("'cells' holds one without a length or a depth");
     line.cells[place] = number_at(cell, "share");
@@ -151,31 +152,32 @@ ModelLine model_line(const Object& setting) {
 }
 
 void read_model(const Object& json, Results& results, Source& source) {
-  const bool recall = string_at(json, "task") == "recall";
   const uint64_t stream = count_at(json, "stream");
+  const Object& uncompressed = at(json, "uncompressed");
+  const bool recall = uncompressed.contains("recall");
   const std::string windows = optional_string(json, "window_layers");
-  std::string what =
-      fmt::format("model {}, {} of {} tokens together, {} judged, cache in {}{}{}", string_at(json, "model"),
-                  counted(count_at(json, "documents"), "document"), grouped(count_at(json, "tokens")),
-                  grouped(count_at(json, "judged_tokens")), string_at(json, "dtype"),
-                  stream > 0 ? fmt::format(", grown {} tokens at a time", stream) : "",
-                  windows.empty() ? "" : ", --window-layers " + windows);
-  if (recall)
-    what += fmt::format("; {} with {} each, seed {}", counted(count_at(json, "keys"), "key"),
+  std::string what = fmt::format(
+      "model {}, {} of {} tokens together, {}, cache in {}{}{}", string_at(json, "model"),
+      counted(count_at(json, "documents"), "document"), grouped(count_at(json, "tokens")),
+      recall ? counted(count_at(json, "questions"), "question")
+             : grouped(count_at(json, "judged_tokens")) + " judged",
+      string_at(json, "dtype"), stream > 0 ? fmt::format(", grown {} tokens at a time", stream) : "",
+      windows.empty() ? "" : ", --window-layers " + windows);
+  if (recall) what += "; task " + string_at(json, "task");
+  if (json.contains("keys"))
+    what += fmt::format(", {} with {} each, seed {}", counted(count_at(json, "keys"), "key"),
                         counted(count_at(json, "values_per_key"), "value"), count_at(json, "seed"));
   source.what = fmt::format("task {}; {}", string_at(json, "task"), what);
-  const Object& uncompressed = at(json, "uncompressed");
-  if (recall)
-    source.what += fmt::format("; {:.1f}% right with the uncompressed cache",
-                               100 * number_at(at(uncompressed, "recall"), "share"));
-  const Interval nll = interval_at(uncompressed, "nll");
+  const Interval own = recall ? Interval{number_at(at(uncompressed, "recall"), "share"), {}}
+                              : interval_at(uncompressed, "nll");
+  if (recall) source.what += fmt::format("; {:.1f}% right with the uncompressed cache", 100 * own.mean);
   for (const Object& setting : array_at(json, "settings")) {
     note_setting(results, string_at(setting, "label"), string_at(setting, "codec"), words_of(setting));
     for (const std::string& line : optional_strings(setting, "history")) source.history.push_back(line);
     if (recall)
-      run_of(results.recalls, what, nll).lines.push_back(recall_line(setting));
+      run_of(results.recalls, what, own).lines.push_back(recall_line(setting));
     else
-      run_of(results.runs, what, nll).lines.push_back(model_line(setting));
+      run_of(results.runs, what, own).lines.push_back(model_line(setting));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lib/core/error.hpp"
+#include "lib/core/view.hpp"
 
 namespace kvcodec {
 
@@ -56,6 +57,10 @@ struct Encoded::Document final : StreamStore {
       throw failed("stream '{}' has rows of {} bytes; {} bytes are not a whole number of rows", name,
                    row_bytes, bytes.size());
     state.bytes[i].insert(state.bytes[i].end(), bytes.begin(), bytes.end());
+  }
+
+  void add_token_ids(std::span<const uint32_t> more) override {
+    if (!ids.empty()) append_to(ids, more);
   }
 
   void truncate(std::string_view name, uint64_t rows_left) override {

@@ -100,6 +100,9 @@ class StreamStore : public StreamReader {
   /// Drops the document's rows from `rows` on: for the tail that waits uncompressed and is stored anew at every append.
   virtual void truncate(std::string_view stream, uint64_t rows) = 0;
 
+  /// Ids of tokens behind those known so far, before their rows are appended.
+  virtual void add_token_ids(std::span<const uint32_t> /*ids*/) {}
+
   template <class T>
   void append_values(std::string_view stream, std::span<const T> values) {
     append(stream, std::as_bytes(values));

@@ -121,10 +121,9 @@ Estimate mean_by_document(std::span<const double> sums, std::span<const double> 
   return result;
 }
 
-ShareEstimate share_of(uint64_t successes, uint64_t trials) {
+ShareEstimate share_of(double successes, uint64_t trials) {
   if (trials == 0) return {};
-  const double n = static_cast<double>(trials), p = static_cast<double>(successes) / n,
-               z2 = kNormal * kNormal;
+  const double n = static_cast<double>(trials), p = successes / n, z2 = kNormal * kNormal;
   const double center = (p + z2 / (2 * n)) / (1 + z2 / n);
   const double half = kNormal * std::sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n);
   return {p, std::fmax(0, center - half), std::fmin(1, center + half)};

@@ -26,11 +26,11 @@ struct Estimate {
 Estimate mean_by_document(std::span<const double> sums, std::span<const double> counts);
 
 /// The share of successes of independent trials, and its 95% interval by Wilson's score (1927), which holds
-/// for shares near 0 and 1 too. 0 to 1 without trials.
+/// for shares near 0 and 1 too. 0 to 1 without trials. Trials that succeed in part vary less, so that it is wide enough for them.
 struct ShareEstimate {
   double share = 0, low = 0, high = 1;
 };
-ShareEstimate share_of(uint64_t successes, uint64_t trials);
+ShareEstimate share_of(double successes, uint64_t trials);
 
 /// The value at `fraction` (0..1) of the sorted values, linear between neighbours. Reorders them; there is at
 /// least one.

@@ -1,14 +1,16 @@
-// Questions that test if a model can still find something in its cache: facts planted in real text, one of
-// them asked for at the end (a needle in a haystack; Hsieh et al., "RULER", 2024, for its variants with
-// several keys or values). The wording is that of the demo model's training (its README).
+// Tasks with answers, which show what a model can still do with its cache: a document, questions about it, and for each the strings that a
+// right answer holds. The families are those of RULER (Hsieh et al., "RULER", 2024), made from a text:
+//
+//   needles    facts planted in the text, some of them asked for: single, or with several keys, values or queries
+//   variables  chains of assignments planted in the text; asked for are all names of one value (variable tracking)
+//   common     words of the text in a list, of which some appear more often than others (common words extraction)
+//   frequent   words of the text, the k-th of them 1/k^2 as often as the first (frequent words extraction)
+//
+// The wording of a needle is that of the demo model's training (its README):
 //
 //   fact       " The secret number of WORD is 4 8 2 1.\n"
 //   question   " What is the secret number of WORD? The secret number of WORD is"
 //   answer     " 4 8 2 1"
-//
-// One fact: single. Several words with a number each, one of them asked for: several keys. One word with
-// several numbers: several values, each of which is a right answer. Several facts asked for, one after the other: several
-// queries.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +20,6 @@
 #include <string_view>
 #include <vector>
 
-#include "lib/metrics/next_token.hpp"
 #include "lib/tokenizer/tokenizer.hpp"
 
 namespace kvcodec {
@@ -35,44 +36,40 @@ std::vector<std::string> recall_words(std::string_view text);
 /// Depth `index` of `count` that are spread evenly from 0 to 1; the middle for a single one.
 double recall_depth(size_t index, size_t count);
 
+enum class RecallFamily : uint8_t { needles, variables, common, frequent };
+
 struct RecallOptions {
-  size_t length = 1000;  ///< tokens of a document, question and answer included
-  /// Places of the facts asked for, in the order of their questions: 0 = at the start, 1 = right before the first question.
+  RecallFamily family = RecallFamily::needles;
+  size_t length =
+      1000;  ///< tokens of a document, question and answer included; a list may end a word before that
+  /// One for each question: the place of the needle asked for, 0 = at the start, 1 = at the end. Assignments stand anywhere, lists have one
+  /// question.
   std::vector<double> depths = {0.5};
-  size_t keys = 1;    ///< words with a fact; those that are not asked for are planted anywhere
-  size_t values = 1;  ///< likewise further numbers for the word asked for, if there is one
+  size_t keys = 1;     ///< words with a fact, or chains; those that are not asked for stand anywhere
+  size_t values = 1;   ///< that a right answer has: numbers of a word, names of a chain, words of a list
+  size_t written = 0;  ///< tokens of an answer; 0: twice those of a right one
 };
 
-/// A document that ends in questions and their answers. With several values there is one for each, which differ
-/// only in the answer.
-struct RecallDocument {
-  struct Answer {
-    size_t first = 0, end = 0;  ///< tokens
-  };
-
+struct RecallQuestion {
   std::vector<uint32_t> tokens;
-  size_t prefix = 0;  ///< tokens before the first question
-  std::vector<Answer> answers = {};
+  std::vector<std::string> expected;
+  size_t written = 0;  ///< tokens of an answer, at most
 };
 
-/// The documents of one question, or of several that are asked in turn. The same for the same seed. Throws Error(usage) if facts, question and
-/// answer do not fit the length, or text or words do not suffice.
-std::vector<RecallDocument> make_recall_question(const Tokenizer& tokenizer, const RecallText& text,
-                                                 const RecallOptions& options, uint64_t seed);
-
-// Accuracy of questions about facts planted in a text, answered by the likeliest tokens.
-
-/// True if an answer came out: all its tokens were the likeliest. right: one for each judged token; answer: of these. Throws
-/// Error(failed) for an answer of no tokens, or beyond them.
-bool answered(std::span<const uint8_t> right, RecallDocument::Answer answer);
-
-/// The answers to a question, each of which is right: it is answered if any of them came out.
-struct AskedBy {
-  size_t first = 0, count = 0;
+struct RecallDocument {
+  std::vector<uint32_t> tokens;
+  std::vector<RecallQuestion> questions;  ///< each is asked by itself, behind the document
 };
 
-/// The share of questions answered, and its interval as if questions were independent. answered: of each
-/// answer. Throws Error(failed) for questions with answers beyond these.
-ShareEstimate recall_accuracy(std::span<const AskedBy> questions, std::span<const uint8_t> answered);
+/// A document of the family. The same for the same seed. Throws Error(usage) if what is planted, question and answer do not fit the length, or
+/// text or words do not suffice.
+RecallDocument make_recall_document(const Tokenizer& tokenizer, const RecallText& text,
+                                    const RecallOptions& options, uint64_t seed);
+
+/// The share of the strings that an answer holds, whatever the case of letters; RULER's measure.
+double recall_of(std::string_view answer, std::span<const std::string> expected);
+
+/// The F1 of words with the string that fits best, without case, punctuation and articles (Rajpurkar et al., "SQuAD", 2016).
+double word_f1(std::string_view answer, std::span<const std::string> expected);
 
 }  // namespace kvcodec

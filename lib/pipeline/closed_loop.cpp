@@ -93,14 +93,13 @@ class TokenMeter {
       before = done;
     };
   }
-
- private:
   void add(double tokens) {
     const std::lock_guard lock(mutex_);
     done_ += tokens;
     report(progress_, done_, total_);
   }
 
+ private:
   const Progress& progress_;
   std::mutex mutex_;
   double done_ = 0, total_;
@@ -150,8 +149,10 @@ struct ClosedLoop::Impl {
     uint64_t tokens = 0;
     for (size_t i = 0; surveys() && i < surveyed_documents(documents); ++i) tokens += documents[i].prefix;
     for (const LoopDocument& document : documents) {
-      const uint64_t all = document.tokens.size() - 1;
+      const uint64_t all = document.tokens.size() - (document.questions.empty() ? 1 : 0);
       tokens += all + plans.size() * (all - document.prefix);
+      for (const LoopQuestion& question : document.questions)
+        tokens += (plans.size() + 1) * (question.tokens.size() + question.written - 1);
     }
     return tokens;
   }
@@ -193,8 +194,11 @@ struct ClosedLoop::Impl {
 
   /// About what a document takes in memory.
   uint64_t bytes_of(const LoopDocument& document) const {
-    return ReferenceRun::bytes(config(), document, plans.size()) +
-           plans.size() * cache_values(document.tokens.size()) * sizeof(uint16_t);
+    const uint64_t codes = cache_values(document.size()) * sizeof(uint16_t);
+    if (!document.questions.empty())  // one setting at a time; the prefix, and a document that grows
+      return prefill_bytes(config(), {}, document.prefix, document.prefix, num_threads(), 0) +
+             3 * cache_values(document.size()) * sizeof(float) + codes;
+    return ReferenceRun::bytes(config(), document, plans.size()) + plans.size() * codes;
   }
 
   void survey(std::span<const LoopDocument> documents, TokenMeter& meter) {
@@ -258,22 +262,95 @@ struct ClosedLoop::Impl {
       settings[members[i]].selected = selected->count(i);
   }
 
+  /// The prefix as it is compressed, if that is not as the model read it.
+  std::optional<Prefix> joined(const LoopDocument& document, const Prefix& own) const {
+    if (options.joining.pieces < 2) return {};
+    return Prefix{read_in_pieces(model, std::span(document.tokens).first(document.prefix), options.joining),
+                  own.query_tokens, own.queries};
+  }
+
+  /// Weights of its tokens, if a codec weighs them.
+  std::vector<float> weights_of(const Prefix& prefix) const {
+    if (std::ranges::none_of(plans, [](const Plan& plan) { return plan.setting.codec->weighs_tokens(); }))
+      return {};
+    return token_weights(prefix, config(), options.scores);
+  }
+
+  /// What the model writes. codes: of the prefix, which grow if streamed; nullptr: behind the prefix as it is.
+  std::vector<uint32_t> answer(const LoopQuestion& question, const Prefix& prefix, CodedDocument* codes,
+                               AttentionMethod* attention, TokenMeter& meter) const {
+    const size_t past = prefix.rows.keys.front().rows(), asked = question.tokens.size(),
+                 room = asked + question.written;
+    GrowingDocument growing(model, past + room);
+    growing.rows() = prefix.rows;
+    growing.states() = prefix.states;
+    growing.start(past);
+    std::vector<uint32_t> text = question.tokens;
+    size_t read = 0, coded = past;
+    const auto decode = [&] {
+      for (int layer = 0; codes && layer < config().num_layers; ++layer)
+        if (LayerRows& rows = growing.rows(); config().has_cache(layer))
+          codes->read(layer, rows.keys[as_size(layer)].view().rows(0, coded),
+                      rows.values[as_size(layer)].view().rows(0, coded));
+    };
+    decode();
+    const bool streamed = codes && options.stream > 0;
+    Rng rng(0);
+    while (true) {
+      const size_t count = std::min(streamed ? options.stream : asked, text.size() - read);
+      const auto logits = growing.read(std::span(text).subspan(read, count), meter.run(), attention);
+      read += count;
+      if (streamed && growing.tokens() - coded >= options.stream) {
+        codes->append(growing.rows(), coded, growing.tokens(),
+                      std::span(text).subspan(coded - past, growing.tokens() - coded));
+        coded = growing.tokens();
+        decode();
+      }
+      if (read < text.size()) continue;
+      text.push_back(choose_token(logits, {}, rng));
+      if (text.size() == room || question.whole(std::span(text).subspan(asked))) break;
+    }
+    meter.add(static_cast<double>(room - text.size()));
+    return {text.begin() + static_cast<std::ptrdiff_t>(asked), text.end()};
+  }
+
+  LoopResult ask(const LoopDocument& document, TokenMeter& meter) const {
+    const Prefix own = run_prefix(model, document, options.queries, meter.run());
+    const std::optional<Prefix> joined_prefix = joined(document, own);
+    const Prefix& prefix = joined_prefix ? *joined_prefix : own;
+    const std::vector<float> weights = weights_of(prefix);
+    LoopResult result;
+    for (const LoopQuestion& question : document.questions)
+      result.reference.answers.push_back(answer(question, own, nullptr, nullptr, meter));
+    for (const Plan& plan : plans) {
+      LoopScore& score = result.settings.emplace_back();
+      std::optional<CodedDocument> codes;
+      for (const LoopQuestion& question : document.questions) {
+        const bool fresh = !codes || options.stream > 0;
+        if (fresh) codes.emplace(plan.document(document)).encode(prefix, plan.shared, weights);
+        std::optional<SelectedAttention> selected;
+        if (const SelectionRule& rule = plan.setting.selection; rule.by != SelectBy::all)
+          selected.emplace(config(), std::vector{rule}, document.prefix, &own, options.engine,
+                           [&codes](size_t, int layer, size_t head) { return codes->index(layer, head); });
+        score.answers.push_back(answer(question, prefix, &*codes, selected ? &*selected : nullptr, meter));
+        if (fresh) score.stored.add(codes->stored(codes->tokens()));
+        if (selected) score.selected.add(selected->count(0));
+      }
+    }
+    return result;
+  }
+
   LoopResult run(const LoopDocument& document, TokenMeter& meter) const {
+    if (!document.questions.empty()) return ask(document, meter);
     ReferenceRun run(model, document, options.queries, meter.run());
     if (plans.empty()) run.judge_itself();
 
     std::vector<SettingRun> settings;
     for (const Plan& plan : plans)
       settings.push_back({plan.document(document), std::vector<Judged>(run.judged())});
-    std::optional<Prefix> joined;
-    if (options.joining.pieces > 1)
-      joined =
-          Prefix{read_in_pieces(model, std::span(document.tokens).first(document.prefix), options.joining),
-                 run.prefix().query_tokens, run.prefix().queries};
-    const Prefix& prefix = joined ? *joined : run.prefix();
-    std::vector<float> weights;
-    if (std::ranges::any_of(plans, [](const Plan& plan) { return plan.setting.codec->weighs_tokens(); }))
-      weights = token_weights(prefix, config(), options.scores);
+    const std::optional<Prefix> joined_prefix = joined(document, run.prefix());
+    const Prefix& prefix = joined_prefix ? *joined_prefix : run.prefix();
+    const std::vector<float> weights = weights_of(prefix);
     for (size_t i = 0; i < plans.size(); ++i) settings[i].codes.encode(prefix, plans[i].shared, weights);
     for (const bool selects : {false, true}) {
       std::vector<size_t> members;
@@ -317,12 +394,12 @@ ClosedLoop::~ClosedLoop() = default;
 std::vector<LoopResult> ClosedLoop::run(std::span<const LoopDocument> documents, const Progress& progress) {
   uint64_t largest = 0;
   for (const LoopDocument& document : documents) {
-    check_document(document);
+    if (document.questions.empty()) check_document(document);
     const uint64_t bytes = impl_->bytes_of(document);
     if (impl_->options.memory > 0 && bytes > impl_->options.memory)
       throw usage_error(
           "a document of {} tokens with {} settings takes about {} bytes of memory; {} are allowed",
-          document.tokens.size(), impl_->plans.size(), bytes, impl_->options.memory);
+          document.size(), impl_->plans.size(), bytes, impl_->options.memory);
     largest = std::max(largest, bytes);
   }
   if (const uint64_t bytes = impl_->survey_bytes(documents);

@@ -1,6 +1,7 @@
 // The closed loop: the effect of a compressed cache on a model. A document's prefix is run through the model; its cache is replaced by
 // decode(encode(cache)) under each of several settings; the model then continues with each of them, and is compared with the run that
-// kept its cache (continuation.hpp). Only data that goes through a codec is rounded.
+// kept its cache (continuation.hpp). Or it is asked questions behind the prefix, and answers them with each of the caches (generation.hpp). Only
+// data that goes through a codec is rounded.
 //
 // Some codecs fit tables to the first tokens of a new file (SurveyScope::file in lib/codec/codec.hpp). Here the prefixes of the first
 // documents stand for that file. All documents use the resulting tables, and their bits are counted once.
@@ -54,6 +55,8 @@ struct LoopScore {
   std::vector<float> divergences;  ///< of each judged token
   StoredBits stored;               ///< without the data that all documents share
   SelectionCount selected;         ///< of the continuation
+  /// What the model wrote behind each question, always the likeliest token; of documents with questions, which have nothing judged.
+  std::vector<std::vector<uint32_t>> answers = {};
 };
 
 struct LoopResult {

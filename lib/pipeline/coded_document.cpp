@@ -112,8 +112,9 @@ void CodedDocument::copy(size_t part, const StreamReader& from) {
   refresh(part);
 }
 
-void CodedDocument::append(const LayerRows& rows, size_t first, size_t end) {
+void CodedDocument::append(const LayerRows& rows, size_t first, size_t end, std::span<const uint32_t> ids) {
   parallel_each(layout_.parts(), 1, [&](size_t part) {
+    stores_[part]->add_token_ids(ids);
     const GroupShape shape = layout_.shape(part);
     layout_.codec().append(shape, layout_.rows_of(rows, shape, first, end), *stores_[part]);
     refresh(part);

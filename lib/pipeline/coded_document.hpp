@@ -87,8 +87,8 @@ class CodedDocument {
   void encode(const Prefix& prefix, std::span<const Shared> shared, std::span<const float> weights = {});
   /// Copies the document's streams of a part, those that all documents share included.
   void copy(size_t part, const StreamReader& from);
-  /// Adds tokens [first, end) of these rows.
-  void append(const LayerRows& rows, size_t first, size_t end);
+  /// Adds tokens [first, end) of these rows; ids: theirs, if they are not among token_ids.
+  void append(const LayerRows& rows, size_t first, size_t end, std::span<const uint32_t> ids = {});
 
   /// Of the codes and those left out.
   uint64_t tokens() const { return views_.empty() ? 0 : left_out_.front() + views_.front()->tokens(); }

@@ -70,6 +70,13 @@ PrefillOptions judged_options() {
 
 }  // namespace
 
+size_t LoopDocument::size() const {
+  size_t asking = 0;
+  for (const LoopQuestion& question : questions)
+    asking = std::max(asking, question.tokens.size() + question.written);
+  return tokens.size() + asking;
+}
+
 void check_document(const LoopDocument& document) {
   if (document.prefix < 1 || document.tokens.size() < document.prefix + 2)
     throw failed("a document of {} tokens with a prefix of {}; there must be two tokens behind at least one",

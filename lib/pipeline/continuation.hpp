@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -19,9 +20,21 @@
 
 namespace kvcodec {
 
+/// What a model is asked behind a document's prefix, and answers in its own words.
+struct LoopQuestion {
+  std::vector<uint32_t> tokens;  ///< at least one
+  size_t written = 0;            ///< tokens of the answer, at most; at least one
+  /// True for an answer that is whole; called from several threads.
+  std::function<bool(std::span<const uint32_t>)> whole;
+};
+
 struct LoopDocument {
-  std::vector<uint32_t> tokens;  ///< at least prefix + 2
-  size_t prefix = 0;             ///< tokens whose cache is replaced, at least 1
+  std::vector<uint32_t> tokens;              ///< at least prefix + 2; with questions the prefix alone
+  size_t prefix = 0;                         ///< tokens whose cache is replaced, at least 1
+  std::vector<LoopQuestion> questions = {};  ///< each is asked by itself
+
+  /// Tokens, with the longest question and its answer.
+  size_t size() const;
 };
 /// Throws Error(failed) for a document without a token to judge.
 void check_document(const LoopDocument& document);

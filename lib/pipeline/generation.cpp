@@ -221,7 +221,7 @@ std::span<const float> GrowingDocument::read(std::span<const uint32_t> tokens, c
   model_.prefill({.tokens = tokens, .offsets = offsets, .past = past, .cache = &cache}, options, sink,
                  progress);
   if (codes_) {
-    codes_->append(rows_, 0, tokens.size());
+    codes_->append(rows_, 0, tokens.size(), tokens);
     tokens_ += tokens.size();
   }
   return logits_;

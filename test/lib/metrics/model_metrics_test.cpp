@@ -9,7 +9,6 @@
 #include "lib/linalg/covariance.hpp"
 #include "lib/linalg/eigen.hpp"
 #include "lib/metrics/next_token.hpp"
-#include "lib/metrics/recall_task.hpp"
 #include "lib/metrics/reconstruction.hpp"
 #include "test/test.hpp"
 
@@ -114,6 +113,7 @@ TEST_CASE("Wilson's interval: known cases") {
   CHECK(none.low == doctest::Approx(0).scale(1));
   CHECK(none.high == doctest::Approx(0.1611252).epsilon(1e-5));
   CHECK(all.low == doctest::Approx(0.8388748).epsilon(1e-5));
+  CHECK_EQ(share_of(0, 0).high, 1);
 }
 
 TEST_CASE("predictions: means over all tokens, a rise over the same document's reference") {
@@ -133,25 +133,6 @@ TEST_CASE("predictions: means over all tokens, a rise over the same document's r
   std::vector<PredictionSums> other = reference;
   other[1].tokens = 2;
   CHECK_THROWS_AS(estimate_predictions(own, other), Error);
-}
-
-TEST_CASE("recall: an answer is right if all its tokens are, a question if any of its answers is") {
-  const std::vector<uint8_t> right = {0, 1, 0, 1, 1};
-  CHECK(answered(right, {3, 5}));
-  CHECK(answered(right, {4, 5}));
-  CHECK_FALSE(answered(right, {2, 5}));
-  CHECK_FALSE(answered(right, {0, 5}));
-  CHECK_THROWS_AS(answered(right, {5, 5}), Error);
-  CHECK(answered(right, {1, 2}));
-  CHECK_THROWS_AS(answered(right, {4, 6}), Error);
-  const std::vector<uint8_t> documents = {0, 1, 0, 0, 1, 0};
-  const std::vector<AskedBy> questions = {{0, 2}, {2, 2}, {4, 1}, {5, 1}};
-  CHECK_EQ(recall_accuracy(questions, documents).share, 0.5);
-  CHECK_EQ(recall_accuracy(std::span(questions).first(1), documents).share, 1);
-  CHECK_EQ(recall_accuracy({}, documents).high, 1);
-  const std::vector<AskedBy> beyond = {{5, 2}}, far = {{7, 0}};
-  CHECK_THROWS_AS(recall_accuracy(beyond, documents), Error);
-  CHECK_THROWS_AS(recall_accuracy(far, documents), Error);
 }
 
 TEST_CASE("eigenvalues: of diagonal, repeated and random matrices with known ones") {

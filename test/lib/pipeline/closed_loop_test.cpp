@@ -218,6 +218,76 @@ TEST_CASE("closed loop: selecting all there is changes nothing, few of them does
   CHECK_THROWS_AS(bench.run(settings), Error);
 }
 
+TEST_CASE(
+    "closed loop: answers are what the naive pass holds for likeliest, behind any cache that loses nothing") {
+  Bench bench;
+  const test::NaiveLlama naive(bench.config, bench.weights);
+  LoopDocument document{bench.documents[0].tokens, 40};
+  document.tokens.resize(40);
+  for (int i = 0; i < 2; ++i)
+    document.questions.push_back({{7, 8, 9, 10, 11}, 6, [](auto) { return false; }});
+  document.questions[1].tokens.resize(1);
+  document.questions[1].whole = [](std::span<const uint32_t> written) { return written.size() == 3; };
+  bench.documents = {document};
+  std::vector<std::vector<uint32_t>> expected;
+  for (const LoopQuestion& question : document.questions) {
+    std::vector<uint32_t> text = document.tokens, answer;
+    text.insert(text.end(), question.tokens.begin(), question.tokens.end());
+    while (answer.size() < 6 && !(answer.size() > 0 && question.whole(answer))) {
+      const auto logits = naive.run(text).logits.back();
+      answer.push_back(static_cast<uint32_t>(std::ranges::max_element(logits) - logits.begin()));
+      text.push_back(answer.back());
+    }
+    expected.push_back(answer);
+  }
+  CHECK_EQ(expected[1].size(), 3);
+  for (const size_t stream : {0, 1, 4, 100}) {
+    CAPTURE(stream);
+    double last = 0, all = 0;
+    std::vector<LoopSetting> settings(3, bench.setting("none", DType::f32));
+    settings[1].selection = {.by = SelectBy::oracle, .budget = 1000};
+    settings[2] = bench.setting("none", DType::bf16);
+    ClosedLoop loop(bench.model, settings, {.stream = stream});
+    const auto results = loop.run(
+        bench.documents, [&](double done, double total, std::string_view) { last = done, all = total; });
+    CHECK_EQ(last, all);
+    CHECK_EQ(results[0].reference.answers, expected);
+    CHECK_EQ(results[0].settings[0].answers, expected);
+    CHECK_EQ(results[0].settings[1].answers, expected);
+    CHECK_GT(results[0].settings[1].selected.selections, 0);
+    // Without streams the prefix is stored, once; else with each question and what was read of its answer, in whole pieces.
+    const auto read = [&](size_t tokens) { return tokens / stream * stream; };
+    const uint64_t tokens = stream == 0 ? 40 : 80 + read(10) + read(3);
+    CHECK_EQ(results[0].settings[2].stored.values, tokens * 2 * 2 * 32);
+    CHECK_EQ(results[0].settings[2].stored.bits(), 16 * tokens * 2 * 2 * 32);
+  }
+}
+
+TEST_CASE("closed loop: an answer behind coarse codes is all likeliest behind them, streamed or not") {
+  Bench bench;
+  LoopDocument document{bench.documents[0].tokens, 40};
+  document.tokens.resize(40);
+  document.questions.push_back({{7, 8, 9, 10, 11}, 20, [](auto) { return false; }});
+  Record two;
+  two.set("bits", int64_t{2});
+  for (const size_t stream : {0, 1, 3}) {
+    CAPTURE(stream);
+    const std::vector<LoopSetting> settings = {bench.setting("q4", DType::bf16, two)};
+    bench.documents = {document};
+    const auto asked = bench.run(settings, {.stream = stream});
+    const std::vector<uint32_t>& answer = asked[0].settings[0].answers[0];
+    CHECK_EQ(answer.size(), 20);
+    CHECK(answer != asked[0].reference.answers[0]);
+    LoopDocument whole{document.tokens, 40};
+    append_to(whole.tokens, document.questions[0].tokens);
+    append_to(whole.tokens, answer);
+    bench.documents = {whole};
+    const std::vector<uint8_t> right = bench.run(settings, {.stream = stream})[0].settings[0].right;
+    CHECK_EQ(right.size(), 24);
+    CHECK(std::ranges::all_of(std::span(right).subspan(4), [](uint8_t each) { return each == 1; }));
+  }
+}
+
 TEST_CASE("closed loop: what selects stands on the prefix alone, however the rest is streamed") {
   // Long enough behind the prefix for a batch of clusters to close.
   Bench bench;

@@ -11,7 +11,7 @@ jq -s '.[0].uncompressed.nll.mean < .[1].uncompressed.nll.mean' result text
 for again in 0 16 50; do eval_model --joined 4 --recompute $again --codec none:dtype=f32 | jq '.settings[0].kl.mean'; done >lost
 awk 'NR > 1 && $1 >= before { print "no less: " $0 } { before = $1 } END { print NR, (before < 1e-6 ? "nothing is lost" : before) }' lost
 eval_model --joined 4 --recompute 16 --codec none | jq -c '[.joined, .recompute]'
-# Facts that one document is asked for in turn; the demo model finds them, at each place.
+# Facts that one document is asked for, each by itself; the demo model finds them, at each place.
 kvcodec eval-model --model src/data/demo-model --text src/data/text/tempest.txt --task recall --lengths 600 --questions 2 --asked 5 --codec fp8 --json >facts
 jq -c '[.documents, .asked, .keys], (.settings[0].recall.cells | map(.depth)), (.uncompressed.recall.share >= 0.8), (.settings[0].recall.share >= 0.8)' facts
 set +e

@@ -77,7 +77,7 @@ kvcodec report recall.json turned.json few.json -o facts.html | tr -s ' -'
 jq '.seed = 7' recall.json >seed.json
 jq '.keys = 2' recall.json >keys.json
 kvcodec report recall.json seed.json keys.json none.json -o facts.html --overwrite | grep -v '^[- ]*$' | sed 's/ *[0-9]*\.[0-9]* .*//'
-grep -c '<h2>Planted facts' facts.html
+grep -c '<h2>Answers' facts.html
 # Layers with windows, whole or not, are other runs.
 jq '.window_layers = "trim"' model.json >trim.json
 kvcodec report model.json trim.json -o windows.html --json | jq -r '.conclusions[].of' | sed 's/.*bf16//'
