@@ -297,7 +297,7 @@ Learned learn(const TrainTransformOptions& options, const TransformData& data) {
   ProgressBar bar("train-transform", "steps", options.common.quiet);
   const TransformTraining training{.max_bits = options.book.max_bits,
                                    .least_bits = options.book.least_bits,
-                                   .vector_bits = options.book.vector_bits,
+                                   .vector_error = options.book.vector_error,
                                    .levels = {options.book.rate_distortion, options.book.unbias},
                                    .rank = as_size(options.predict_rank),
                                    .first_finer = options.book.first_finer};

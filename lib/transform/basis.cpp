@@ -503,10 +503,10 @@ LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metri
   return learned;
 }
 
-TransformBasis basis_of_first(LearnedBasis learned, size_t components, double bits) {
+TransformBasis basis_of_first(LearnedBasis learned, size_t components, double bound) {
   learned.basis.vectors =
       round_vectors(learned.vectors.view().rows(0, components),
-                    bits_of_vectors(std::span(learned.variances).first(components), bits));
+                    bits_of_vectors(std::span(learned.variances).first(components), bound));
   return std::move(learned.basis);
 }
 

@@ -235,7 +235,7 @@ struct LearnedBasis {
 LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metric, size_t rank = 0,
                          const Progress& progress = {});
 
-/// The basis of these components' vectors, the first ones, rounded to so many bits on average (rounding.hpp).
-TransformBasis basis_of_first(LearnedBasis learned, size_t components, double bits = 8);
+/// The basis of these components' vectors, the first ones, in bits by this bound (rounding.hpp).
+TransformBasis basis_of_first(LearnedBasis learned, size_t components, double bound = 0);
 
 }  // namespace kvcodec

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "lib/core/mapped.hpp"
 #include "lib/core/parallel.hpp"
 
 namespace kvcodec {
@@ -55,25 +56,12 @@ float scale_for(std::span<const float> vector, int bits) {
 
 }  // namespace
 
-std::vector<uint8_t> bits_of_vectors(std::span<const double> variances, double mean) {
-  const auto with_bound = [&](double bound) {
-    std::vector<uint8_t> bits;
-    for (const double variance : variances) {
-      uint8_t own = 1;
-      while (own < kMaxLevelBits && variance * (kLeft[own] - kLeft[own + 1u]) > bound) ++own;
-      bits.push_back(own);
-    }
+std::vector<uint8_t> bits_of_vectors(std::span<const double> variances, double bound) {
+  return mapped<uint8_t>(variances, [&](double variance) {
+    uint8_t bits = 1;
+    while (bits < kMaxLevelBits && variance * (kLeft[bits] - kLeft[bits + 1u]) > bound) ++bits;
     return bits;
-  };
-  // From a bound at which all have 12 bits to one at which all have 1.
-  double low = -60, high = variances.empty() ? 0 : std::log2(variances.front() + 1e-300);
-  for (int i = 0; i < 50; ++i) {
-    const double middle = (low + high) / 2;
-    double sum = 0;
-    for (const uint8_t bits : with_bound(std::exp2(middle))) sum += bits;
-    (sum > mean * static_cast<double>(variances.size()) ? low : high) = middle;
-  }
-  return with_bound(std::exp2(high));
+  });
 }
 
 LevelRows round_vectors(MatrixView<const float> vectors, std::span<const uint8_t> bits) {

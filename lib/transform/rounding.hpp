@@ -1,8 +1,7 @@
 // A basis' vectors in few bits: those of components of large variance in up to 12, most of them in 1 to 5.
 //
 // A vector u becomes u + e. Where a token has y of it, it comes back with an error of y e. So a vector of variance v costs v e'e, and as reverse
-// water-filling gives bits to components, a vector gets another bit while that takes more than a bound off its cost. The bound follows from
-// the mean of all bits.
+// water-filling gives bits to components, a vector gets another bit while that takes more than a bound off its cost.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +16,8 @@ namespace kvcodec {
 /// Levels of up to so many bits are odd, and so has 1 bit two of them; levels of more bits, at most kMaxLevelBits, are all numbers.
 inline constexpr int kOddLevelBits = 4, kMaxLevelBits = 12;
 
-/// Bits of the levels of vectors with these variances, falling: at most `mean` on average, but at least 1.
-std::vector<uint8_t> bits_of_vectors(std::span<const double> variances, double mean);
+/// Bits of the levels of vectors with these variances.
+std::vector<uint8_t> bits_of_vectors(std::span<const double> variances, double bound);
 
 /// These vectors of length 1, (bits.size(), width), with levels of so many bits; again of length 1.
 LevelRows round_vectors(MatrixView<const float> vectors, std::span<const uint8_t> bits);

@@ -20,7 +20,7 @@ constexpr uint64_t kMaxSampled = 8192;
 constexpr uint64_t kMinRunsApart = 8;
 constexpr uint64_t kMinTokens = 2048;
 /// Components whose deviation is a smaller fraction of the finest step have hardly a level other than 0.
-constexpr double kMinDeviation = 0.2;
+constexpr double kMinDeviation = 0.1;
 constexpr size_t kStepsPerOctave = 4;
 /// At fine steps a Gaussian component takes log2(deviation / step) bits plus log2(2 pi e) / 2, which is this number.
 constexpr double kFineBits = 2.05;
@@ -262,7 +262,8 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
     const auto count = static_cast<size_t>(kept - of_part.variances.begin());
     result.energies.push_back(std::move(of_part.energies));
     result.left.push_back(std::move(of_part.left));
-    result.bases.push_back(basis_of_first(std::move(of_part), count, training.vector_bits));
+    result.bases.push_back(
+        basis_of_first(std::move(of_part), count, training.vector_error * finest * finest / 12));
     samples.push_back(sample_of(source, part, result.bases.back(), team));
   }
   report(progress, 2 * parts, all, "levels");

@@ -264,9 +264,10 @@ std::vector<OptionField> TransformBookOptions::fields() {
        &layer_group, 0, 1 << 20},
       {"most-bits", "about the most bits per value that the book serves", &max_bits, 0.01, 12},
       {"least-bits", "about the fewest bits per value that the book serves", &least_bits, 0.001, 12},
-      {"vector-bits",
-       "bits of a value of the basis' vectors, on average: those of components of large variance get up to 12, most of them 1 to 4",
-       &vector_bits, 1, 12},
+      {"vector-error",
+       "a vector of the basis gets one bit more a value, up to 12, while that takes this fraction off the error that a component has at "
+       "the finest step: larger, and the book is smaller, and high rates lose more",
+       &vector_error, 0, 1000},
       {"rate-distortion",
        "squared error, in squared steps, that the encoder accepts to save one bit when it chooses between "
        "two levels; 0: always the nearest level",
