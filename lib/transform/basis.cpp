@@ -156,14 +156,22 @@ Matrix<float> products(const LevelRows& vectors, std::span<const uint32_t> compo
   return result;
 }
 
-/// Where the stages of analysis end, rising. The last one reaches as far towards loud components as its bits may differ, and so on: what a stage
-/// takes off is worth its time only before those in far fewer bits.
-std::vector<size_t> ends_of_stages(const LevelRows& rows, std::span<const uint32_t> components) {
-  const auto bits = [&](size_t end) { return rows.bits.empty() ? 8 : int{rows.bits[components[end - 1]]}; };
+/// Where the stages of analysis end, rising. Into a component of a stage rounding brings what it leaves of a vector, times the mean variance of
+/// all that no stage before has taken off: on average over a stage no more than `brought` bounds. The last stage reaches as far towards loud
+/// components as that allows, and so on.
+std::vector<size_t> ends_of_stages(const LevelRows& rows, std::span<const uint32_t> components,
+                                   double brought) {
+  if (rows.bits.empty() && !components.empty()) return {components.size()};
   std::vector<size_t> ends;
-  int least = 0;
-  for (size_t end = components.size(); end > 0; --end)
-    if (ends.empty() || bits(end) > least + Analysis::kStageBits) ends.push_back(end), least = bits(end);
+  double variance = 0, left = 0;
+  for (size_t first = components.size(); first > 0; --first) {
+    const int bits = rows.bits[components[first - 1]];
+    variance += variance_for(bits), left += left_by_rounding(bits);
+    const double mean = left * variance / static_cast<double>(rows.levels.cols());
+    const double most = ends.empty() ? 0 : brought * static_cast<double>(ends.back() - first + 1);
+    if (ends.empty() || (mean > most && ends.size() < Analysis::kMaxStages))
+      ends.push_back(first), left = left_by_rounding(bits);
+  }
   std::ranges::reverse(ends);
   return ends;
 }
@@ -419,10 +427,10 @@ Matrix<float> TransformBasis::synthesis(std::span<const uint32_t> components) co
   return products(vectors, components, metric.inverse_roots());
 }
 
-Analysis::Analysis(const TransformBasis& basis, std::span<const uint32_t> components)
+Analysis::Analysis(const TransformBasis& basis, std::span<const uint32_t> components, double brought)
     : metric_(basis.metric), loadings_(floats_of(basis.prediction.loadings)) {
   const LevelRows& rows = basis.vectors;
-  for (const size_t end : ends_of_stages(rows, components))
+  for (const size_t end : ends_of_stages(rows, components, brought))
     stages_.push_back({stages_.empty() ? 0 : stages_.back().end, end, {}});
   const bool packs = packs_floats();
   const size_t kept = packs && !stages_.empty() ? stages_.back().first : components.size();
@@ -501,6 +509,11 @@ LearnedBasis learn_basis(const CovarianceSums& moments, const ErrorMetric& metri
     for (size_t c = 0; c < width; ++c) learned.vectors(i, c) = eigen.vectors(from, c);
   }
   return learned;
+}
+
+double brought_at(double vector_error, double step, double finest) {
+  constexpr double kBrought = 0.1;  // of the error of a component's quantizer
+  return kBrought / std::max(vector_error, 0.01) * (step / finest) * (step / finest);
 }
 
 TransformBasis basis_of_first(LearnedBasis learned, size_t components, double bound) {

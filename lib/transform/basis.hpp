@@ -174,13 +174,13 @@ struct TransformBasis {
 
 /// Computes some of a basis' components from vectors. Rounding has left the basis' vectors a little of each other, and those in few bits bring
 /// much of loud components into quiet ones. So components are computed in stages, the loud ones first, and each stage sees what those
-/// before it leave. The bits of a stage's vectors differ by kStageBits at most.
+/// before it leave.
 class Analysis {
  public:
-  static constexpr int kStageBits = 3;
+  static constexpr size_t kMaxStages = 6;
 
-  /// components: rising.
-  Analysis(const TransformBasis& basis, std::span<const uint32_t> components);
+  /// components: rising. brought: what rounding may bring into a component, in bounds of rounding.hpp; with less there are more stages, up to kMaxStages.
+  Analysis(const TransformBasis& basis, std::span<const uint32_t> components, double brought = 0);
 
   /// What components are computed of: W times what prediction leaves. centred: vectors less the mean, (n, width), which are overwritten; scores: of their
   /// tokens, (n, rank of the prediction).
@@ -200,6 +200,10 @@ class Analysis {
   std::vector<Stage> stages_;
   Matrix<float> vectors_;  // of all stages, or of all but the last where that is packed
 };
+
+/// What analysis for a quantizer with this step lets rounding bring into a component: a small part of that quantizer's error. vector_error, finest: of
+/// the training (train.hpp) that gave vectors their bits.
+double brought_at(double vector_error, double step, double finest);
 
 /// The way back, from components to vectors. The bits of a vector depend only on its own components and
 /// scores, and are the same on every processor (row_sums.hpp).

@@ -56,6 +56,13 @@ float scale_for(std::span<const float> vector, int bits) {
 
 }  // namespace
 
+double left_by_rounding(int bits) { return kLeft[static_cast<size_t>(bits)]; }
+
+double variance_for(int bits) {
+  const auto b = static_cast<size_t>(std::clamp(bits, 1, kMaxLevelBits - 1));
+  return 1 / std::sqrt((kLeft[b - 1] - kLeft[b]) * (kLeft[b] - kLeft[b + 1]));
+}
+
 std::vector<uint8_t> bits_of_vectors(std::span<const double> variances, double bound) {
   return mapped<uint8_t>(variances, [&](double variance) {
     uint8_t bits = 1;

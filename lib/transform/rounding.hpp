@@ -16,6 +16,10 @@ namespace kvcodec {
 /// Levels of up to so many bits are odd, and so has 1 bit two of them; levels of more bits, at most kMaxLevelBits, are all numbers.
 inline constexpr int kOddLevelBits = 4, kMaxLevelBits = 12;
 
+/// What levels of so many bits leave of a vector's energy, and about the variance of a vector that got them, in bounds.
+double left_by_rounding(int bits);
+double variance_for(int bits);
+
 /// Bits of the levels of vectors with these variances.
 std::vector<uint8_t> bits_of_vectors(std::span<const double> variances, double bound);
 

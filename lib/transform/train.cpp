@@ -175,14 +175,14 @@ void gather_columns(const Team& team, Matrix<float>& matrix, std::span<const siz
 }
 
 /// Components of the held-out tokens: (components, tokens).
-Matrix<float> sample_of(const VectorSource& source, size_t part, const TransformBasis& basis,
+Matrix<float> sample_of(const VectorSource& source, size_t part, const TransformBasis& basis, double brought,
                         const Team& team) {
   const std::vector<TokenRun> runs = runs_of(source, true);
   std::vector<size_t> starts{0};  // of each run among the sample's tokens
   starts.reserve(runs.size() + 1);
   for (const TokenRun& run : runs) starts.push_back(starts.back() + run.count);
   Matrix<float> sample(basis.components(), starts.back());
-  const Analysis analysis(basis, numbers_below<uint32_t>(basis.components()));
+  const Analysis analysis(basis, numbers_below<uint32_t>(basis.components()), brought);
   const Scores of_prediction(basis.prediction);
   RunRows rows(source, part);
   const TeamShare own = team.share(runs.size());
@@ -219,6 +219,17 @@ std::vector<FirstTokens> first_tokens_of(const VectorSource& source, std::span<c
   return firsts;
 }
 
+/// Drops the coarsest rungs, at which all components are dead. Throws Error(bad_input) if nothing lives at any.
+void drop_silent(LearnedLevels& levels, std::vector<float>& steps) {
+  const auto silent = std::ranges::find_if(levels.measures, [](const RungMeasure& m) { return m.bits > 0; }) -
+                      levels.measures.begin();
+  if (silent == std::ssize(levels.measures))
+    throw bad_input("all components take 0 bits at every step; take a larger --most-bits");
+  const auto drop = [&](auto& list) { list.erase(list.begin(), list.begin() + silent); };
+  drop(levels.measures), drop(steps);
+  for (std::vector<LevelRung>& of_part : levels.rungs) drop(of_part);
+}
+
 /// Drops components that are dead at every step, wherever they stand: rounding can misplace components of small variance.
 void drop_dead(TransformBasis& basis, std::vector<LevelRung>& rungs) {
   std::vector<uint32_t> kept;
@@ -252,7 +263,7 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
       source, metrics, training.rank, [&](double done) { report(progress, done, all, "bases"); }, team);
   const double coarsest = step_for(learned, training.least_bits * result.values),
                finest = step_for(learned, training.max_bits * result.values);
-  const std::vector<float> steps = ladder(coarsest, finest);
+  std::vector<float> steps = ladder(coarsest, finest);
   std::vector<Matrix<float>> samples;
   for (size_t part = 0; part < source.parts(); ++part) {
     report(progress, parts + static_cast<double>(part), all, "samples");
@@ -264,10 +275,12 @@ LearnedTransform learn_transform(const VectorSource& source, std::span<const Err
     result.left.push_back(std::move(of_part.left));
     result.bases.push_back(
         basis_of_first(std::move(of_part), count, training.vector_error * finest * finest / 12));
-    samples.push_back(sample_of(source, part, result.bases.back(), team));
+    samples.push_back(
+        sample_of(source, part, result.bases.back(), brought_at(training.vector_error, 1, 1), team));
   }
   report(progress, 2 * parts, all, "levels");
   result.levels = learn_levels(samples, steps, training.levels, {}, team);
+  drop_silent(result.levels, steps);
   for (RungMeasure& measure : result.levels.measures) measure.bits /= result.values;
   for (size_t part = 0; part < source.parts(); ++part)
     drop_dead(result.bases[part], result.levels.rungs[part]);

@@ -458,7 +458,7 @@ with h5py.File("loud.h5", "r+") as file:
   coded kv --codec transform --layers 2-3 --bits 6
   read_pairs
 
-  learned train --layer-group 1 --sides apart --most-bits 0.02 --least-bits 0.01
+  learned train --layer-group 1 --sides apart --most-bits 0.1 --least-bits 0.02
   coded kv --codec transform --rung 0
   read_pairs
 

@@ -159,7 +159,7 @@ class TransformSurvey final : public Survey {
   TransformSurvey(const TransformPart& part, uint64_t lead, double unbias)
       : part_(part),
         lead_(lead),
-        analysis_(part.basis(), numbers_below<uint32_t>(part.surveyed())),
+        analysis_(part.analysis(numbers_below<uint32_t>(part.surveyed()))),
         scores_(part.basis().prediction),
         survey_(part.tables(), part.rung(), part.surveyed(), part.width(), unbias),
         rows_(kBatch, part.width()),
@@ -471,6 +471,10 @@ class TransformCodec final : public Codec {
         engine_(context.engine),
         coding_([&]() -> Coding {
           const bool codes_first = options.sink == 0 && book.knows_first_tokens();
+          const std::vector<LevelRung>& rungs = book.parts.front().rungs;
+          const double brought =
+              brought_at(book.options.vector_error, double{rungs[as_size(options.rung)].step},
+                         double{rungs.back().step});
           return {.ends = {context.storage, static_cast<uint64_t>(options.sink), options.window},
                   .block = static_cast<uint64_t>(options.block),
                   .adapts = options.adapt,
@@ -483,7 +487,8 @@ class TransformCodec final : public Codec {
                             {.tables = tables_,
                              .features = features_ ? &*features_ : nullptr,
                              .engine = engine_,
-                             .first_finer = codes_first ? book.options.first_finer : 0}}};
+                             .first_finer = codes_first ? book.options.first_finer : 0,
+                             .brought = brought}}};
         }()) {}
 
   /// Importance is named only where it has a say: other files are as they were before there was any.

@@ -208,7 +208,7 @@ void TransformPart::decode(std::span<const uint8_t> payload, std::span<const uin
 
 void TransformPart::quantize(size_t first, std::span<const uint32_t> ids, MatrixView<const float> rows,
                              TokenRungs rungs, MatrixView<int32_t> levels, std::span<double> errors) const {
-  const Analysis& analysis = analysis_.get([&] { return Analysis(*basis_, live_); });
+  const Analysis& analysis = analysis_.get([&] { return this->analysis(live_); });
   for_each_tile(first, rows.rows(), [&](size_t tile, size_t begin, size_t end) {
     Matrix<float> centred(kTile, width()), components(this->components(), kTile);
     for (size_t t = begin; t < end; ++t)

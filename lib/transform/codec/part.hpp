@@ -25,6 +25,7 @@ struct PartContext {
   const TokenFeatures* features = nullptr;  ///< nullptr where nothing is predicted
   Engine* engine = nullptr;                 ///< may be nullptr
   double first_finer = 0;                   ///< 0 where first tokens are not coded by themselves
+  double brought = 0;                       ///< brought_at() for the codec's step
 };
 
 /// Rungs of a book around the codec's own that tokens may have, coarsest first.
@@ -62,6 +63,9 @@ class TransformPart {
   std::shared_ptr<const TransformPart> adapted(const Adaptation& adaptation) const;
 
   const TransformBasis& basis() const { return *basis_; }
+  Analysis analysis(std::span<const uint32_t> components) const {
+    return {*basis_, components, context_.brought};
+  }
   const std::vector<float>& mean() const { return mean_; }
   /// The codec's own.
   const LevelRung& rung() const { return rungs_[own_].rung; }

@@ -54,7 +54,7 @@ double error_of(const Matrix<float>& vectors, const std::vector<double>& varianc
     for (size_t c = 0; c < kWidth; ++c)
       rows(i, c) = vectors(i, c) * static_cast<float>(std::sqrt(variances[i]));
   Matrix<float> copy = rows;
-  const Analysis analysis(basis, all);
+  const Analysis analysis(basis, all, 0.5);
   Matrix<float> weighted = analysis.weighted(copy, {});
   analysis.apply(weighted, components);
   const Synthesis synthesis(basis, basis.mean, all);

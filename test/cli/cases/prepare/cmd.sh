@@ -4,7 +4,7 @@ model=src/data/demo-model text="src/LICENSE src/data/text/moby-dick.txt"
 prepare() { kvcodec prepare $model --text src/LICENSE --text src/data/text/moby-dick.txt --tokens 5000 --chunk 500 --judged-documents 2 "$@"; }
 export SOURCE_DATE_EPOCH=0
 prepare -o book.h5 >said 2>notes
-tail -n 1 said | sed 's/, digest.*//'
+tail -n 1 said | sed 's/[0-9][0-9] KiB.*/NN KiB/'
 sed 's/[0-9][0-9.]*/N/g; s/N min N s/N s/g; s/N ms/N s/g' notes
 [ ! -e book.h5.steps ] && echo "no parts are left"
 # Its parts: as many tokens of each text, derivatives of documents spread over both, without noise.
@@ -22,7 +22,7 @@ again() { kvcodec prepare $model --text one.txt --text two.txt --tokens 4096 --c
 again 2>&1 | sed '/note/d'
 ls later.h5.steps later.h5 2>/dev/null
 head -c 20000 src/LICENSE >two.txt
-again 2>notes | sed 's/ MiB.*//' | tail -n 1
+again 2>notes | sed 's/[0-9][0-9] KiB.*/NN KiB/' | tail -n 1
 sed -n 's/.*note: later.h5.steps/kept: /p' notes
 ls later.h5*
 # What else lies in the folder stays; a folder that is not there is not made.
