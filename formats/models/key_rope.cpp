@@ -8,11 +8,12 @@
 #include "lib/core/error.hpp"
 
 namespace kvcodec {
+namespace {
 
 using Kind = RopeScaling::Kind;
 using Json = nlohmann::json;
 
-static std::vector<int> layers_with(const ModelConfig& config, LayerRope kind) {
+std::vector<int> layers_with(const ModelConfig& config, LayerRope kind) {
   std::vector<int> layers;
   for (int layer = 0; layer < config.num_layers; ++layer)
     if (config.rope_of(layer) == kind) layers.push_back(layer);
@@ -20,7 +21,7 @@ static std::vector<int> layers_with(const ModelConfig& config, LayerRope kind) {
 }
 
 /// Adds values that config.json may omit because they can be computed, or may give elsewhere.
-static void add_computed(const RopeScaling& scaling, Json& text) {
+void add_computed(const RopeScaling& scaling, Json& text) {
   if (scaling.kind == Kind::proportional)
     text["rope_type"] = "proportional", text["partial_rotary_factor"] = scaling.share;
   if (scaling.kind != Kind::llama3 && scaling.kind != Kind::yarn && scaling.kind != Kind::longrope) return;
@@ -33,7 +34,7 @@ static void add_computed(const RopeScaling& scaling, Json& text) {
   text["truncate"] = scaling.whole_bounds;
 }
 
-static void set_layers(const JsonFields& fields, const char* name, LayerRope kind, ModelConfig& config) {
+void set_layers(const JsonFields& fields, const char* name, LayerRope kind, ModelConfig& config) {
   const Json* list = fields.find(name);
   const auto is_layer = [&](const Json& value) {
     return value.is_number_unsigned() && value.get<uint64_t>() < static_cast<uint64_t>(config.num_layers);
@@ -44,7 +45,7 @@ static void set_layers(const JsonFields& fields, const char* name, LayerRope kin
   for (const Json& layer : *list) config.layer_rope[layer.get<size_t>()] = kind;
 }
 
-static void read(const Json& object, ModelConfig& config) {
+void read(const Json& object, ModelConfig& config) {
   const JsonFields fields(object);
   config.rope = families::rope_of(fields, &object, config.rope.theta);
   config.rope.dims = families::int_of(fields, "rotary_dims", 0);
@@ -58,6 +59,8 @@ static void read(const Json& object, ModelConfig& config) {
   }
   check_ropes(config);
 }
+
+}  // namespace
 
 std::string describe_rope(const ModelConfig& config, const Json* object) {
   Json text = Json::object();

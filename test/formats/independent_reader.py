@@ -1318,12 +1318,14 @@ def transform_part(book, p, side, first, steps):
     row_bytes = (width * bits.astype("i8") + 7) // 8
     require(packed.shape == (row_bytes.sum(),), "transform: vectors")
     levels = np.zeros((n, width), "i8")
-    for i, end in enumerate(np.cumsum(row_bytes)):
-        taken = np.unpackbits(packed[end - row_bytes[i] : end])
-        require(not taken[width * bits[i] :].any(), "transform: vectors")
-        codes = taken[: width * bits[i]].reshape(width, bits[i]) @ (1 << np.arange(bits[i])[::-1].astype("i8"))
-        require(bits[i] <= 4 or codes.all(), "transform: vectors")
-        levels[i] = 2 * codes + 1 - (1 << int(bits[i])) if bits[i] <= 4 else codes - (1 << int(bits[i]) - 1)
+    begins = np.cumsum(row_bytes) - row_bytes
+    for own in np.unique(bits).astype(int):
+        rows = np.flatnonzero(bits == own)
+        taken = np.unpackbits(packed[begins[rows, None] + np.arange((width * own + 7) // 8)], axis=1)
+        require(not taken[:, width * own :].any(), "transform: vectors")
+        codes = taken[:, : width * own].reshape(len(rows), width, own) @ (1 << np.arange(own)[::-1])
+        require(own <= 4 or codes.all(), "transform: vectors")
+        levels[rows] = 2 * codes + 1 - (1 << own) if own <= 4 else codes - (1 << own - 1)
     require(classes.shape == gains.shape == (len(steps), n), "transform: shapes")
     for values in (scales, gains):
         require((values > 0).all() and np.isfinite(values).all(), "transform: not positive")
