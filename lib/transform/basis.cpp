@@ -164,13 +164,14 @@ std::vector<size_t> ends_of_stages(const LevelRows& rows, std::span<const uint32
   if (rows.bits.empty() && !components.empty()) return {components.size()};
   std::vector<size_t> ends;
   double variance = 0, left = 0;
+  int behind = 0;  // bits of the component behind: among equally loud ones an end gains nothing
   for (size_t first = components.size(); first > 0; --first) {
     const int bits = rows.bits[components[first - 1]];
     variance += variance_for(bits), left += left_by_rounding(bits);
     const double mean = left * variance / static_cast<double>(rows.levels.cols());
-    const double most = ends.empty() ? 0 : brought * static_cast<double>(ends.back() - first + 1);
-    if (ends.empty() || (mean > most && ends.size() < Analysis::kMaxStages))
+    if (ends.empty() || (bits > behind && mean > brought * static_cast<double>(ends.back() - first + 1)))
       ends.push_back(first), left = left_by_rounding(bits);
+    behind = bits;
   }
   std::ranges::reverse(ends);
   return ends;

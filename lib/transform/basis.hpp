@@ -177,9 +177,7 @@ struct TransformBasis {
 /// before it leave.
 class Analysis {
  public:
-  static constexpr size_t kMaxStages = 6;
-
-  /// components: rising. brought: what rounding may bring into a component, in bounds of rounding.hpp; with less there are more stages, up to kMaxStages.
+  /// components: rising. brought: what rounding may bring into a component, in bounds of rounding.hpp; with less there are more stages.
   Analysis(const TransformBasis& basis, std::span<const uint32_t> components, double brought = 0);
 
   /// What components are computed of: W times what prediction leaves. centred: vectors less the mean, (n, width), which are overwritten; scores: of their

@@ -11,12 +11,14 @@ namespace kvcodec {
 namespace {
 
 constexpr size_t kRowGrain = 16;
-/// What levels of 0 to 12 bits leave of the energy of Gaussian values, and half the distance between levels in deviations (Max, "Quantizing
+/// What levels of 0 to 15 bits leave of the energy of Gaussian values, and half the distance between levels in deviations (Max, "Quantizing
 /// for minimum distortion", 1960).
-constexpr std::array<double, kMaxLevelBits + 1> kLeft = {
-    1, 0.3634, 0.1188, 0.03744, 0.01154, 0.0035, 0.00104, 3.0e-4, 8.7e-5, 2.5e-5, 6.8e-6, 1.9e-6, 5.2e-7};
-constexpr std::array<double, kMaxLevelBits + 1> kHalfStep = {
-    1, 0.798, 0.498, 0.293, 0.168, 0.0941, 0.052, 0.0285, 0.0155, 0.0083, 0.0045, 0.0024, 0.0013};
+constexpr std::array<double, kMaxLevelBits + 1> kLeft = {1,       0.3634, 0.1188, 0.03744, 0.01154, 0.0035,
+                                                         0.00104, 3.0e-4, 8.7e-5, 2.5e-5,  6.8e-6,  1.9e-6,
+                                                         5.2e-7,  1.4e-7, 4e-8,   1.1e-8};
+constexpr std::array<double, kMaxLevelBits + 1> kHalfStep = {1,      0.798,  0.498,  0.293,  0.168,  0.0941,
+                                                             0.052,  0.0285, 0.0155, 0.0083, 0.0045, 0.0024,
+                                                             0.0013, 7e-4,   3.7e-4, 2e-4};
 constexpr int kScales = 12;  // that are tried
 
 /// The level whose multiple of a scale is nearest.

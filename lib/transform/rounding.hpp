@@ -1,4 +1,4 @@
-// A basis' vectors in few bits: those of components of large variance in up to 12, most of them in 1 to 5.
+// A basis' vectors in few bits: those of components of large variance in up to 15, most of them in 1 to 5.
 //
 // A vector u becomes u + e. Where a token has y of it, it comes back with an error of y e. So a vector of variance v costs v e'e, and as reverse
 // water-filling gives bits to components, a vector gets another bit while that takes more than a bound off its cost.
@@ -14,7 +14,7 @@
 namespace kvcodec {
 
 /// Levels of up to so many bits are odd, and so has 1 bit two of them; levels of more bits, at most kMaxLevelBits, are all numbers.
-inline constexpr int kOddLevelBits = 4, kMaxLevelBits = 12;
+inline constexpr int kOddLevelBits = 4, kMaxLevelBits = 15;
 
 /// What levels of so many bits leave of a vector's energy, and about the variance of a vector that got them, in bounds.
 double left_by_rounding(int bits);

@@ -1314,7 +1314,7 @@ def transform_part(book, p, side, first, steps):
     lower = np.tril_indices(b)
     blocks[:, lower[0], lower[1]] = blocks[:, lower[1], lower[0]] = roots
     require((np.linalg.eigvalsh(blocks.astype("f8")) > 0).all(), "transform: inverse_roots")
-    require(((bits >= 1) & (bits <= 12)).all(), "transform: vector_bits")
+    require(((bits >= 1) & (bits <= 15)).all(), "transform: vector_bits")
     row_bytes = (width * bits.astype("i8") + 7) // 8
     require(packed.shape == (row_bytes.sum(),), "transform: vectors")
     levels = np.zeros((n, width), "i8")

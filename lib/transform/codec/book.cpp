@@ -265,7 +265,7 @@ std::vector<OptionField> TransformBookOptions::fields() {
       {"most-bits", "about the most bits per value that the book serves", &max_bits, 0.01, 12},
       {"least-bits", "about the fewest bits per value that the book serves", &least_bits, 0.001, 12},
       {"vector-error",
-       "a vector of the basis gets one bit more a value, up to 12, while that takes this fraction off the error that a component has at "
+       "a vector of the basis gets one bit more a value, up to 15, while that takes this fraction off the error that a component has at "
        "the finest step: larger, and the book is smaller, and high rates lose more",
        &vector_error, 0, 1000},
       {"rate-distortion",

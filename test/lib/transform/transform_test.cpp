@@ -850,7 +850,7 @@ TEST_CASE("transform book: what is stored comes back, and what does not fit is r
   CHECK(refused("both/0/vectors", set(3, 0)));
   CHECK(refused("both/0/vectors", [](Array& array) { array.bytes.pop_back(), --array.shape[0]; }));
   CHECK(refused("both/0/vector_bits", set(3, 0)));
-  CHECK(refused("both/0/vector_bits", set(3, 13)));
+  CHECK(refused("both/0/vector_bits", set(3, 16)));
   CHECK(refused("both/0/vector_bits", set(3, 4)));  // fewer bytes than there are
   CHECK(refused("both/0/classes", set(3, 40)));
   CHECK(refused("both/0/classes", [](Array& array) { array.shape = {1, 64}; }));
