@@ -24,7 +24,7 @@ constexpr auto names_of(Task) {
   return std::to_array<std::string_view>(
       {"text", "recall", "variables", "common", "frequent", "questions", "generate"});
 }
-/// What a right answer has if nothing else is said, by family.
+/// --values of each family if nothing else is said.
 constexpr int64_t kValues[] = {1, 5, 10, 3};
 
 struct ModelOptions final : CommandOptions {
@@ -39,7 +39,7 @@ struct ModelOptions final : CommandOptions {
   int64_t stream = 0, survey = 16, joined = 1, recompute = 0, written = 0;
   int64_t depths = 5, questions = 10, keys = 1, values = 0, asked = 1;
 
-  /// Of questions that are made; none of others.
+  /// The family of questions that are made; none where they are given, or nothing is asked.
   std::optional<RecallFamily> family() const {
     if (task < Task::recall || task > Task::frequent) return {};
     return static_cast<RecallFamily>(static_cast<int>(task) - static_cast<int>(Task::recall));
@@ -135,7 +135,7 @@ std::vector<int64_t> parse_lengths(const std::string& text, int64_t otherwise) {
   return lengths;
 }
 
-/// What a model wrote, without space before it.
+/// The text that a model wrote, without space before it.
 std::string answer_text(const Tokenizer& tokenizer, std::span<const uint32_t> written) {
   std::string text = tokenizer.decode(written, true);
   return text.erase(0, text.find_first_not_of(" \n"));
@@ -569,7 +569,7 @@ std::string json_report(const Command& command, const ModelOptions& options, con
   return text_of(json);
 }
 
-/// What was asked, as "one of 12 keys".
+/// The question in short, as "one of 12 keys".
 std::string facts_text(const ModelOptions& options) {
   if (options.task == Task::common || options.task == Task::frequent)
     return fmt::format("the first {} words", options.values);

@@ -77,7 +77,7 @@ static std::string completion_for(const std::vector<std::string>& arguments) {
   return completion(arguments[1], pages);
 }
 
-/// What encode's page says of a codec.
+/// The part of encode's page that describes a codec.
 std::string codec_page(const CodecEntry& codec, const std::string& page) {
   const size_t begin = page.find("\nCodec ");
   const std::string own = begin == std::string::npos

@@ -82,7 +82,7 @@ struct Array {
     for (size_t i = 0; i < axes.size(); ++i) axes[i].extent = shape[i];
   }
   std::vector<uint64_t> shape() const;
-  /// Of all elements.
+  /// The bytes of all elements.
   uint64_t byte_count() const { return checked_mul(checked_product(shape()), block_of(type).bytes); }
 
   /// 1 if there is no such axis.

@@ -150,12 +150,12 @@ class FarFile final : public ByteSource {
   }
   Joining joining(ReadPlan) const override { return {.gap = uint64_t{1} << 17, .limit = kMaxRequestBytes}; }
 
-  /// Of requests.
+  /// The number of requests.
   uint64_t reads() const override {
     const std::lock_guard lock(mutex_);
     return file_->requests();
   }
-  /// Of fetched bytes.
+  /// The number of fetched bytes.
   uint64_t bytes() const override {
     const std::lock_guard lock(mutex_);
     return file_->bytes();

@@ -44,7 +44,7 @@ std::string drawn_new(std::set<std::string>& taken, const Draw& draw) {
     if (const auto& [one, fresh] = taken.insert(draw()); fresh) return *one;
 }
 
-/// What is planted of a key, and how it is asked for.
+/// A key's planted sentences, and the question that asks for it.
 struct Key {
   std::vector<std::string> sentences = {}, expected = {};
   std::string question = {};

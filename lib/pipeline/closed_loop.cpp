@@ -276,7 +276,7 @@ struct ClosedLoop::Impl {
     return token_weights(prefix, config(), options.scores);
   }
 
-  /// What the model writes. codes: of the prefix, which grow if streamed; nullptr: behind the prefix as it is.
+  /// The tokens that the model writes. codes: of the prefix, which grow if streamed; nullptr: behind the prefix as it is.
   std::vector<uint32_t> answer(const LoopQuestion& question, const Prefix& prefix, CodedDocument* codes,
                                AttentionMethod* attention, TokenMeter& meter) const {
     const size_t past = prefix.rows.keys.front().rows(), asked = question.tokens.size(),

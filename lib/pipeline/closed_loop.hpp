@@ -55,7 +55,7 @@ struct LoopScore {
   std::vector<float> divergences;  ///< of each judged token
   StoredBits stored;               ///< without the data that all documents share
   SelectionCount selected;         ///< of the continuation
-  /// What the model wrote behind each question, always the likeliest token; of documents with questions, which have nothing judged.
+  /// The tokens that the model wrote behind each question, always the likeliest token; of documents with questions, which have nothing judged.
   std::vector<std::vector<uint32_t>> answers = {};
 };
 

@@ -20,7 +20,7 @@
 
 namespace kvcodec {
 
-/// What a model is asked behind a document's prefix, and answers in its own words.
+/// A question behind a document's prefix, which the model answers in its own words.
 struct LoopQuestion {
   std::vector<uint32_t> tokens;  ///< at least one
   size_t written = 0;            ///< tokens of the answer, at most; at least one

@@ -156,15 +156,14 @@ Matrix<float> products(const LevelRows& vectors, std::span<const uint32_t> compo
   return result;
 }
 
-/// Where the stages of analysis end, rising. Into a component of a stage rounding brings what it leaves of a vector, times the mean variance of
-/// all that no stage before has taken off: on average over a stage no more than `brought` bounds. The last stage reaches as far towards loud
-/// components as that allows, and so on.
+/// The ends of analysis' stages, rising. Rounding brings into a component a fraction (left_by_rounding) of the mean variance of all that no stage before
+/// has taken off; on average over a stage that is no more than `brought` bounds. Stages are made from the last one on, each as long as that allows.
 std::vector<size_t> ends_of_stages(const LevelRows& rows, std::span<const uint32_t> components,
                                    double brought) {
   if (rows.bits.empty() && !components.empty()) return {components.size()};
   std::vector<size_t> ends;
   double variance = 0, left = 0;
-  int behind = 0;  // bits of the component behind: among equally loud ones an end gains nothing
+  int behind = 0;  // bits of the component behind; an end among equally loud ones would gain nothing
   for (size_t first = components.size(); first > 0; --first) {
     const int bits = rows.bits[components[first - 1]];
     variance += variance_for(bits), left += left_by_rounding(bits);
@@ -429,29 +428,25 @@ Matrix<float> TransformBasis::synthesis(std::span<const uint32_t> components) co
 }
 
 Analysis::Analysis(const TransformBasis& basis, std::span<const uint32_t> components, double brought)
-    : metric_(basis.metric), loadings_(floats_of(basis.prediction.loadings)) {
-  const LevelRows& rows = basis.vectors;
-  for (const size_t end : ends_of_stages(rows, components, brought))
+    : metric_(basis.metric),
+      loadings_(floats_of(basis.prediction.loadings)),
+      vectors_(components.size(), basis.width()) {
+  for_some_rows(basis.vectors, components, 1, [&](size_t first, MatrixView<const float> rows) {
+    std::copy_n(rows.data(), rows.rows() * rows.cols(), vectors_.row(first).data());
+  });
+  for (const size_t end : ends_of_stages(basis.vectors, components, brought))
     stages_.push_back({stages_.empty() ? 0 : stages_.back().end, end, {}});
-  const bool packs = packs_floats();
-  const size_t kept = packs && !stages_.empty() ? stages_.back().first : components.size();
-  vectors_ = Matrix<float>(kept, rows.levels.cols());
+  if (!packs_floats() || stages_.empty()) return;
   for (Stage& stage : stages_) {
-    if (packs) {
-      const PackedMatrix::Shape shape[] = {{stage.end - stage.first, rows.levels.cols()}};
-      stage.packed = PackedMatrix::of(DType::f32, shape).front();
-    }
-    const size_t grain = packs ? round_up(kRowGrain, stage.packed->row_step()) : kRowGrain;
-    parallel_for(stage.end - stage.first, grain, [&](size_t begin, size_t end, int) {
-      Matrix<float> some(end - begin, rows.levels.cols());
-      for (size_t i = begin; i < end; ++i) {
-        const size_t at = stage.first + i;
-        row_floats(rows, components[at], some.row(i - begin));
-        if (at < kept) std::ranges::copy(some.row(i - begin), vectors_.row(at).begin());
-      }
-      if (packs) stage.packed->set(begin, some.view());
-    });
+    const auto own = vectors_.view().rows(stage.first, stage.end - stage.first);
+    const PackedMatrix::Shape shape[] = {{own.rows(), own.cols()}};
+    PackedMatrix& packed = stage.packed.emplace(PackedMatrix::of(DType::f32, shape).front());
+    parallel_for(own.rows(), round_up(kRowGrain, packed.row_step()),
+                 [&](size_t begin, size_t end, int) { packed.set(begin, own.rows(begin, end - begin)); });
   }
+  Matrix<float> kept(stages_.back().first, basis.width());
+  std::copy_n(vectors_.data(), kept.size(), kept.data());
+  vectors_ = std::move(kept);
 }
 
 Matrix<float> Analysis::weighted(MatrixView<float> centred, MatrixView<const float> scores) const {

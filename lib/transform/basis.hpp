@@ -180,7 +180,7 @@ class Analysis {
   /// components: rising. brought: what rounding may bring into a component, in bounds of rounding.hpp; with less there are more stages.
   Analysis(const TransformBasis& basis, std::span<const uint32_t> components, double brought = 0);
 
-  /// What components are computed of: W times what prediction leaves. centred: vectors less the mean, (n, width), which are overwritten; scores: of their
+  /// W times the vectors less their prediction, (n, width). centred: vectors less the mean, (n, width), which are overwritten; scores: of their
   /// tokens, (n, rank of the prediction).
   Matrix<float> weighted(MatrixView<float> centred, MatrixView<const float> scores) const;
   /// The chosen components, (components, n), of weighted vectors, (n, width), of which is left what no component has. The bits of a result depend on all
@@ -195,12 +195,12 @@ class Analysis {
 
   ErrorMetric metric_;
   Matrix<float> loadings_;
+  Matrix<float> vectors_;  // of all stages, or of all but the last where they are packed
   std::vector<Stage> stages_;
-  Matrix<float> vectors_;  // of all stages, or of all but the last where that is packed
 };
 
-/// What analysis for a quantizer with this step lets rounding bring into a component: a small part of that quantizer's error. vector_error, finest: of
-/// the training (train.hpp) that gave vectors their bits.
+/// `brought` of Analysis for a quantizer with this step: a small part of that quantizer's error. vector_error, finest: of the training (train.hpp) that
+/// gave vectors their bits.
 double brought_at(double vector_error, double step, double finest);
 
 /// The way back, from components to vectors. The bits of a vector depend only on its own components and

@@ -11,7 +11,7 @@ namespace kvcodec {
 namespace {
 
 constexpr size_t kRowGrain = 16;
-/// What levels of 0 to 15 bits leave of the energy of Gaussian values, and half the distance between levels in deviations (Max, "Quantizing
+/// The fraction that levels of 0 to 15 bits leave of the energy of Gaussian values, and half the distance between levels in deviations (Max, "Quantizing
 /// for minimum distortion", 1960).
 constexpr std::array<double, kMaxLevelBits + 1> kLeft = {1,       0.3634, 0.1188, 0.03744, 0.01154, 0.0035,
                                                          0.00104, 3.0e-4, 8.7e-5, 2.5e-5,  6.8e-6,  1.9e-6,

@@ -14,6 +14,7 @@
 #include "lib/core/view.hpp"
 #include "lib/transform/basis.hpp"
 #include "lib/transform/levels.hpp"
+#include "lib/transform/rounding.hpp"
 
 namespace kvcodec {
 
@@ -40,8 +41,7 @@ class VectorSource {
 
 struct TransformTraining {
   double max_bits = 2, least_bits = 0.1;  ///< per value, about: the ends of the ladder
-  double vector_error =
-      0.25;  ///< what another bit for a vector takes off at least, of a component's error at the finest step
+  double vector_error = kVectorError;  ///< bound of rounding.hpp, of a component's error at the finest step
   LevelOptions levels = {};
   size_t rank = 0;          ///< of predictions; 0: as learn_prediction chooses
   double first_finer = 16;  ///< 0: first tokens are not learned

@@ -7,7 +7,6 @@
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
-#include "lib/transform/rounding.hpp"
 
 namespace kvcodec {
 namespace {
@@ -37,7 +36,7 @@ void add_byte_rows(Book& book, const std::string& name, const LevelRows& rows) {
   book.add(scales_of(name), DType::f32, rows.scales);
 }
 
-/// What a level is of its code: of up to kOddLevelBits bits an odd number.
+/// A code's level is first + distance * code: of up to kOddLevelBits bits an odd number.
 struct LevelCode {
   explicit LevelCode(uint8_t bits)
       : first(bits > kOddLevelBits ? -(1 << (bits - 1)) : 1 - (1 << bits)),

@@ -36,6 +36,7 @@
 #include "lib/core/options.hpp"
 #include "lib/transform/basis.hpp"
 #include "lib/transform/levels.hpp"
+#include "lib/transform/rounding.hpp"
 
 namespace kvcodec {
 
@@ -52,7 +53,7 @@ struct TransformBookOptions final : Options {
   int64_t layer_group = 0;               ///< 0: as many layers as keep vectors below kMaxAutoWidth values
   double max_bits = 2;                   ///< finer steps need nearly all components: a larger book for little
   double least_bits = 0.1;
-  double vector_error = 0.2;
+  double vector_error = kVectorError;
   double rate_distortion = LevelOptions().lambda;
   double unbias = LevelOptions().unbias;
   double first_finer = 16;     ///< factor by which first tokens have finer steps; 0: they are not learned

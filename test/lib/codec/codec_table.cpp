@@ -121,7 +121,7 @@ RvqBook random_rvq_book(const RvqSettings& settings, const CodecContext& context
 
 namespace {
 
-/// Of the documents that are held against a row's `block_bits`.
+/// The most tokens of a document that is held against a row's `block_bits`.
 constexpr int64_t kMostTokens = 500;
 
 /// The row's options on top of the form of the codec's paper, or else of the defaults.

@@ -57,7 +57,7 @@ size_t length_of(const RecallDocument& document) {
   return document.tokens.size() + longest;
 }
 
-/// What follows `begin` in a text, up to `end`, each time.
+/// The parts of a text between `begin` and `end`.
 std::vector<std::string> between(const std::string& text, const std::string& begin, const std::string& end) {
   std::vector<std::string> found;
   for (size_t at = text.find(begin); at != std::string::npos; at = text.find(begin, at + 1)) {

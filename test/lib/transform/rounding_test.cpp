@@ -45,7 +45,7 @@ TransformBasis basis_of(LevelRows vectors) {
   return basis;
 }
 
-/// What is left of vectors along the true ones, of these variances, by their components.
+/// The error that is left of vectors along the true ones, of these variances, by their components.
 double error_of(const Matrix<float>& vectors, const std::vector<double>& variances,
                 const TransformBasis& basis) {
   const std::vector<uint32_t> all = numbers_below<uint32_t>(basis.components());

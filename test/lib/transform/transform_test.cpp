@@ -17,6 +17,7 @@
 #include "lib/transform/basis.hpp"
 #include "lib/transform/codec/book.hpp"
 #include "lib/transform/levels.hpp"
+#include "lib/transform/rounding.hpp"
 #include "lib/transform/train.hpp"
 #include "test/counting_reader.hpp"
 #include "test/lib/codec/codec_table.hpp"
@@ -727,6 +728,23 @@ TEST_CASE("transform: learning finds the directions of the data, and more bits b
   CHECK_THROWS_AS(learn_transform(Vectors({correlated(1000, width, 8, 1)}), {metrics.data(), 1}, {}), Error);
 }
 
+TEST_CASE("transform training: rungs at which nothing lives are left out") {
+  constexpr size_t kWidth = 64;
+  const std::vector<ErrorMetric> metrics(1, ErrorMetric(std::vector<float>(kWidth, 1.0f)));
+  // One component, of one magnitude: by its variance it takes bits at steps at which all its levels are 0.
+  const auto learn = [&](double max_bits) {
+    Rng rng(8);
+    std::vector<Matrix<float>> parts;
+    Matrix<float>& rows = parts.emplace_back(2304, kWidth);
+    for (size_t t = 0; t < rows.rows(); ++t) std::ranges::fill(rows.row(t), rng.below(2) == 0 ? 1.0f : -1.0f);
+    return learn_transform(Vectors(std::move(parts)), metrics, {.max_bits = max_bits, .least_bits = 0.005});
+  };
+  const LearnedTransform learned = learn(0.1);
+  CHECK_GT(learned.levels.measures.front().bits, 0);
+  CHECK_EQ(learned.levels.rungs.at(0).size(), learned.levels.measures.size());
+  CHECK_THROWS_WITH_AS(learn(0.01), doctest::Contains("0 bits at every step"), Error);
+}
+
 TEST_CASE("transform training: tokens that hardly differ, or not at all") {
   constexpr size_t kWidth = 64;
   const std::vector<ErrorMetric> metrics(1, ErrorMetric(std::vector<float>(kWidth, 1.0f)));
@@ -819,11 +837,17 @@ TEST_CASE("transform training: first tokens are learned where there are enough")
 TEST_CASE("transform book: what is stored comes back, and what does not fit is refused") {
   Rng rng(2);
   const CodecContext context{.num_layers = 4, .heads = 2, .head_dim = 8};
-  const TransformBook made =
-      test::random_transform_book({.predict_tokens = 2, .first_tokens = true}, context, rng);
+  TransformBook made = test::random_transform_book({.predict_tokens = 2, .first_tokens = true}, context, rng);
+  LevelRows& vectors = made.parts[1].basis.vectors;  // in all numbers of bits
+  std::vector<uint8_t> bits(vectors.levels.rows());
+  for (size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<uint8_t>(i % kMaxLevelBits + 1);
+  vectors = round_vectors(floats_of(vectors), bits);
   const Book book = to_book(made);
   const TransformBook read = transform_book_from(book);
   CHECK(to_book(read).digest() == book.digest());
+  CHECK(read.parts[1].basis.vectors.bits == bits);
+  CHECK(std::ranges::equal(std::span(read.parts[1].basis.vectors.levels.data(), vectors.levels.size()),
+                           std::span(vectors.levels.data(), vectors.levels.size())));
   CHECK_EQ(read.parts.size(), size_t{2});
   CHECK_EQ(read.steps(), size_t{2});
   REQUIRE(read.features.has_value());

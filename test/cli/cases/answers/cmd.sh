@@ -5,7 +5,7 @@ ask() { kvcodec eval-model --model src/data/demo-model --text src/data/text/temp
 ask --task recall --lengths 300 --depths 2 --questions 2 --stream 1 --codec q4 --codec kvcomp --json >recall.json
 jq -c '[.questions, .uncompressed.recall.share, (.settings[] | .recall.share), .uncompressed.recall.answers == .settings[0].recall.answers]' recall.json
 jq -c '[.expected, .uncompressed.recall.answers] | map(flatten)' recall.json
-# What is expected is in the document; the same seed asks the same.
+# The document has the expected strings; the same seed asks the same.
 for task in "variables --keys 2 --asked 2 --values 3" "common --values 2" "frequent"; do
   ask --task $task --lengths 200,400 --questions 1 --codec none:dtype=f32 --written 8 --json >made.json
   jq -c '[.task, .documents, .questions, .values_per_key, .expected[0], (.uncompressed.recall.cells | map(.length)), .uncompressed.recall == (.settings[0].recall | del(.cells[].bits_per_value))]' made.json

@@ -16,7 +16,7 @@ near() { # <lowest share> <bits> <options of encode...>
 }
 near 0.99 2 --codec kvcomp
 near 0.99 3.5 --codec kvcomp
-near 0.99 0.7 --codec transform --book transform.h5
+near 0.99 1 --codec transform --book transform.h5
 near 0.97 1.4 --codec sparse --book dict.h5
 near 0.95 3.5 --codec kivi
 near 0.95 3.6 --codec q4
