@@ -12,6 +12,7 @@
 #include <dnnl.hpp>
 
 #include "lib/core/aligned.hpp"
+#include "lib/core/cpu.hpp"
 #endif
 
 namespace kvcodec {
@@ -48,6 +49,13 @@ static dnnl::primitive_attr attributes(bool add) {
 static memory memory_of(const memory::desc& desc, const void* data) {
   return {desc, cpu(), const_cast<void*>(data)};
 }
+
+std::string why_no_bf16() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512bf16") ? "" : "this processor has neither AVX512-BF16 nor AMX";
+}
+
+bool packs_floats() { return machine_simd() >= SimdLevel::avx512; }
 
 namespace {
 
@@ -320,6 +328,9 @@ void gemm_packed(MatrixView<const uint16_t> x, const PackedMatrix& w, bool add, 
 }
 
 #else
+
+std::string why_no_bf16() { return "this build has no oneDNN (libdnnl)"; }
+bool packs_floats() { return false; }
 
 void gemm_bf16(MatrixView<const uint16_t>, MatrixView<const uint16_t>, Transpose, bool, MatrixView<float>) {
   throw failed("a product in bf16, but {}", why_no_bf16());

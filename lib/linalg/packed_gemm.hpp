@@ -16,7 +16,7 @@
 namespace kvcodec {
 
 /// The reason why gemm_bf16 cannot be called, as text after "because"; empty: it can.
-inline std::string why_no_bf16() { return "this build has no oneDNN (libdnnl)"; }
+std::string why_no_bf16();
 
 /// out = x op(w), or out += x op(w). x: (n, k); w: (k, m), or (m, k) with Transpose::yes; elements bf16; out: (n, m); all
 /// row-major with their strides. Every product is exact and the sums are floats, in an order that depends on oneDNN and
@@ -27,7 +27,7 @@ void gemm_bf16(MatrixView<const uint16_t> x, MatrixView<const uint16_t> w, Trans
 
 /// True if floats can be packed here, and gain by it: where the processor has AVX-512. On two Zen 4 cores the products of a layer of
 /// SmolLM2-135M (1,024 tokens) then reach 174 GFLOP/s, OpenBLAS's 152; on two cores with AMX 204 to 249 and 185.
-inline bool packs_floats() { return false; }
+bool packs_floats();
 
 /// A matrix for many products, copied once into the order in which the processor's products read it.
 class PackedMatrix {

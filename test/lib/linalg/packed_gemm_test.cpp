@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
@@ -149,6 +150,13 @@ class ExactProduct {
 };
 
 }  // namespace
+
+TEST_CASE("products by oneDNN: a build that has it uses it wherever the processor can") {
+  __builtin_cpu_init();
+  const bool in_build = KVCODEC_HAVE_ONEDNN;
+  CHECK_EQ(packs_floats(), in_build && machine_simd() >= SimdLevel::avx512);
+  CHECK_EQ(why_no_bf16().empty(), in_build && __builtin_cpu_supports("avx512bf16"));
+}
 
 TEST_CASE(
     "products in bf16: agree with sums in double, with strides, added or not, on one thread or several") {
