@@ -16,7 +16,7 @@ namespace kvcodec {
 /// Levels of up to so many bits are odd, and so has 1 bit two of them; levels of more bits, at most kMaxLevelBits, are all numbers.
 inline constexpr int kOddLevelBits = 4, kMaxLevelBits = 15;
 /// The bound by default, of a component's error at the finest step.
-inline constexpr double kVectorError = 0.2;
+inline constexpr double kVectorError = 0.4;
 
 /// The fraction of a vector's energy that levels of so many bits leave, and about the variance of a component whose vector got them, in bounds.
 double left_by_rounding(int bits);
