@@ -6,6 +6,7 @@
 
 #include "lib/core/aligned.hpp"
 #include "lib/core/error.hpp"
+#include "lib/core/half.hpp"
 #include "lib/core/parallel.hpp"
 #include "lib/linalg/blas.hpp"
 #include "lib/linalg/eigen.hpp"
@@ -156,24 +157,59 @@ Matrix<float> products(const LevelRows& vectors, std::span<const uint32_t> compo
   return result;
 }
 
+/// What rounding to bf16 brings into a component, of the mean variance of all: a vector and the basis in the product, and the basis again where
+/// what was found is taken off. Three times 2^-16 / 3, of a value just above a power of two.
+constexpr double kLeftByBf16 = 0x1p-16, kOfBrought = 0.2;
+
+/// A stage of analysis ends before this component, and may multiply in bf16.
+struct StageEnd {
+  size_t end;
+  bool coarse;
+};
+
 /// The ends of analysis' stages, rising. Rounding brings into a component a fraction (left_by_rounding) of the mean variance of all that no stage before
 /// has taken off; on average over a stage that is no more than `brought` bounds. Stages are made from the last one on, each as long as that allows.
-std::vector<size_t> ends_of_stages(const LevelRows& rows, std::span<const uint32_t> components,
-                                   double brought) {
-  if (rows.bits.empty() && !components.empty()) return {components.size()};
-  std::vector<size_t> ends;
+/// Products in bf16 bring a fifth as much at most.
+std::vector<StageEnd> ends_of_stages(const LevelRows& rows, std::span<const uint32_t> components,
+                                     double brought) {
+  if (rows.bits.empty() && !components.empty()) return {{components.size(), false}};
+  std::vector<StageEnd> ends;
   double variance = 0, left = 0;
   int behind = 0;  // bits of the component behind; an end among equally loud ones would gain nothing
+  const auto width = static_cast<double>(rows.levels.cols());
   for (size_t first = components.size(); first > 0; --first) {
     const int bits = rows.bits[components[first - 1]];
     variance += variance_for(bits), left += left_by_rounding(bits);
-    const double mean = left * variance / static_cast<double>(rows.levels.cols());
-    if (ends.empty() || (bits > behind && mean > brought * static_cast<double>(ends.back() - first + 1)))
-      ends.push_back(first), left = left_by_rounding(bits);
+    const double mean = variance / width;
+    if (ends.empty() ||
+        (bits > behind && left * mean > brought * static_cast<double>(ends.back().end - first + 1)))
+      ends.push_back({first, false}), left = left_by_rounding(bits);
+    ends.back().coarse = kLeftByBf16 * mean <= kOfBrought * brought;
     behind = bits;
   }
   std::ranges::reverse(ends);
   return ends;
+}
+
+PackedMatrix packed(MatrixView<const float> rows, DType type) {
+  const PackedMatrix::Shape shape[] = {{rows.rows(), rows.cols()}};
+  PackedMatrix result = PackedMatrix::of(type, shape).front();
+  parallel_for(rows.rows(), round_up(kRowGrain, result.row_step()), [&](size_t begin, size_t end, int) {
+    const auto some = rows.rows(begin, end - begin);
+    if (type == DType::f32) return result.set(begin, some);
+    Matrix<uint16_t> halves(some.rows(), some.cols());
+    for (size_t i = 0; i < some.rows(); ++i) narrow(type, some.row(i), halves.row(i));
+    result.set(begin, halves);
+  });
+  return result;
+}
+
+/// out = x times the transpose of w, or out += that.
+void multiply(MatrixView<const float> x, const PackedMatrix& w, bool add, MatrixView<float> out) {
+  if (w.elements() == DType::f32) return gemm_packed(x, w, add, out);
+  Matrix<uint16_t> halves(x.rows(), x.cols());
+  for (size_t i = 0; i < x.rows(); ++i) narrow(w.elements(), x.row(i), halves.row(i));
+  gemm_packed(halves, w, add, out);
 }
 
 /// Subtracts from the mean of the vectors the prediction for the mean of the features, which follows it in the same row:
@@ -434,19 +470,21 @@ Analysis::Analysis(const TransformBasis& basis, std::span<const uint32_t> compon
   for_some_rows(basis.vectors, components, 1, [&](size_t first, MatrixView<const float> rows) {
     std::copy_n(rows.data(), rows.rows() * rows.cols(), vectors_.row(first).data());
   });
-  for (const size_t end : ends_of_stages(basis.vectors, components, brought))
-    stages_.push_back({stages_.empty() ? 0 : stages_.back().end, end, {}});
-  if (!packs_floats() || stages_.empty()) return;
-  for (Stage& stage : stages_) {
-    const auto own = vectors_.view().rows(stage.first, stage.end - stage.first);
-    const PackedMatrix::Shape shape[] = {{own.rows(), own.cols()}};
-    PackedMatrix& packed = stage.packed.emplace(PackedMatrix::of(DType::f32, shape).front());
-    parallel_for(own.rows(), round_up(kRowGrain, packed.row_step()),
-                 [&](size_t begin, size_t end, int) { packed.set(begin, own.rows(begin, end - begin)); });
+  const bool halves = why_no_bf16().empty();
+  for (const auto& [end, coarse] : ends_of_stages(basis.vectors, components, brought)) {
+    stages_.push_back({stages_.empty() ? 0 : stages_.back().end, end, {}, {}});
+    Stage& stage = stages_.back();
+    if (!(coarse && halves) && !packs_floats()) continue;
+    const DType type = coarse && halves ? DType::bf16 : DType::f32;
+    const auto own = vectors_.view().rows(stage.first, end - stage.first);
+    stage.packed = packed(own, type);
+    if (end == components.size()) continue;
+    Matrix<float> back(own.cols(), own.rows());
+    transpose<float>(own, back);
+    for (float& value : std::span(back.data(), back.size())) value = -value;
+    stage.back = packed(back, type);
   }
-  Matrix<float> kept(stages_.back().first, basis.width());
-  std::copy_n(vectors_.data(), kept.size(), kept.data());
-  vectors_ = std::move(kept);
+  if (packs_floats()) vectors_ = {};
 }
 
 Matrix<float> Analysis::weighted(MatrixView<float> centred, MatrixView<const float> scores) const {
@@ -458,11 +496,15 @@ void Analysis::apply(MatrixView<float> weighted, MatrixView<float> out) const {
   for (const Stage& stage : stages_) {
     const size_t count = stage.end - stage.first;
     Matrix<float> found(weighted.rows(), count);
+    const auto own = stage.packed ? MatrixView<const float>() : vectors_.view().rows(stage.first, count);
     if (stage.packed)
-      gemm_packed(weighted, *stage.packed, false, found);
+      multiply(weighted, *stage.packed, false, found);
     else
-      gemm(1, weighted, transposed(vectors_.view().rows(stage.first, count)), 0, found);
-    if (stage.end < out.rows()) gemm(-1, found, vectors_.view().rows(stage.first, count), 1, weighted);
+      gemm(1, weighted, transposed(own), 0, found);
+    if (stage.back)
+      multiply(found, *stage.back, true, weighted);
+    else if (stage.end < out.rows())
+      gemm(-1, found, own, 1, weighted);
     transpose<float>(found, out.rows(stage.first, count));
   }
 }

@@ -189,13 +189,13 @@ class Analysis {
 
  private:
   struct Stage {
-    size_t first = 0, end = 0;  // of the components
-    std::optional<PackedMatrix> packed;
+    size_t first, end;  // of the components
+    std::optional<PackedMatrix> packed, back;  // the vectors, and less their transpose
   };
 
   ErrorMetric metric_;
   Matrix<float> loadings_;
-  Matrix<float> vectors_;  // of all stages, or of all but the last where they are packed
+  Matrix<float> vectors_;  // of stages that are not packed
   std::vector<Stage> stages_;
 };
 

@@ -8,6 +8,7 @@
 #include "lib/core/rng.hpp"
 #include "lib/core/view.hpp"
 #include "lib/linalg/eigen.hpp"
+#include "lib/linalg/packed_gemm.hpp"
 #include "lib/transform/basis.hpp"
 #include "test/test.hpp"
 
@@ -103,6 +104,34 @@ TEST_CASE("rounding of vectors: levels fit their bits, vectors have length 1, an
     CHECK_LT(left, 0.45 * before);  // a Gaussian's energy falls to less than four tenths with each bit
     before = left;
   }
+}
+
+TEST_CASE("analysis: products in bf16 bring less than is allowed, and are made only where something may be brought") {
+  const std::vector<double> variances = falling();
+  TransformBasis basis = basis_of(round_vectors(orthonormal(), bits_of_vectors(variances, 0.1)));
+  const std::vector<uint32_t> all = numbers_below<uint32_t>(kWidth);
+  Rng rng(6);
+  Matrix<float> rows(70, kWidth);
+  for (float& value : std::span(rows.data(), rows.size())) value = static_cast<float>(rng.normal());
+  // The mean square error of components, of values whose mean square is 1.
+  const auto error = [&](double brought) {
+    Matrix<float> weighted = rows, components(kWidth, rows.rows());
+    Analysis(basis, all, brought).apply(weighted, components);
+    double sum = 0;
+    for (size_t i = 0; i < kWidth; ++i)
+      for (size_t t = 0; t < rows.rows(); ++t) {
+        double exact = 0;
+        for (size_t c = 0; c < kWidth; ++c)
+          exact += double{rows(t, c)} * basis.vectors.levels(i, c) * double{basis.vectors.scales[i]};
+        sum += std::pow(exact - double{components(i, t)}, 2);
+      }
+    return sum / static_cast<double>(components.size());
+  };
+  constexpr double kOneStage = 1e6;  // that much may be brought without a second one
+  CHECK_LT(error(kOneStage), 0x1p-16);
+  if (why_no_bf16().empty()) CHECK_GT(error(kOneStage), 0x1p-22);
+  basis.vectors.bits.clear();
+  CHECK_LT(error(kOneStage), 0x1p-40);
 }
 
 TEST_CASE("analysis: components in stages leave what rounding costs, not what it mixes") {
