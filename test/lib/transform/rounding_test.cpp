@@ -106,7 +106,8 @@ TEST_CASE("rounding of vectors: levels fit their bits, vectors have length 1, an
   }
 }
 
-TEST_CASE("analysis: products in bf16 bring less than is allowed, and are made only where something may be brought") {
+TEST_CASE(
+    "analysis: products in bf16 bring less than is allowed, and are made only where something may be brought") {
   const std::vector<double> variances = falling();
   TransformBasis basis = basis_of(round_vectors(orthonormal(), bits_of_vectors(variances, 0.1)));
   const std::vector<uint32_t> all = numbers_below<uint32_t>(kWidth);
