@@ -189,7 +189,7 @@ class Analysis {
 
  private:
   struct Stage {
-    size_t first, end;  // of the components
+    size_t first, end;                         // of the components
     std::optional<PackedMatrix> packed, back;  // the vectors, and less their transpose
   };
 
