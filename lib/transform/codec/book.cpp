@@ -7,6 +7,8 @@
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
+#include "lib/core/parallel.hpp"
+#include "lib/entropy/pack.hpp"
 
 namespace kvcodec {
 namespace {
@@ -14,6 +16,7 @@ namespace {
 constexpr std::string_view kType = "transform";
 constexpr int kLevelOffset = 128;
 constexpr int64_t kMaxShape = 1 << 20;
+constexpr size_t kRowGrain = 64;
 
 std::string path_of(const TransformBook::Part& part, std::string_view array) {
   return fmt::format("{}/{}/{}", part.side, part.first_layer, array);
@@ -122,27 +125,30 @@ LevelRows vectors_from(const Book& book, const std::string& name, uint64_t width
   if (n > width) throw bad_input("/{}: {} rows; there are at most {}", name, n, width);
   const auto scales = book.values<float>(scales_of(name), DType::f32, {n});
   check_positive(scales_of(name), scales);
-  uint64_t bytes = 0;
+  std::vector<uint64_t> ends{0};
   for (const uint8_t own : bits) {
     if (own < 1 || own > kMaxLevelBits)
       throw bad_input("/{}: {} bits; there are 1 to {}", bits_of(name), own, kMaxLevelBits);
-    bytes += (width * own + 7) / 8;
+    ends.push_back(ends.back() + packed_bytes(width, own));
   }
-  const auto packed = book.values<uint8_t>(name, DType::u8, {bytes});
+  const auto packed = book.values<uint8_t>(name, DType::u8, {ends.back()});
   LevelRows rows{Matrix<int16_t>(n, width), {scales.begin(), scales.end()}, {bits.begin(), bits.end()}};
-  uint64_t at = 0;
-  for (size_t i = 0; i < n; ++i) {
-    BitReader reader(packed, at * 8);
-    const LevelCode code(bits[i]);
-    for (int16_t& level : rows.levels.row(i)) {
-      level = static_cast<int16_t>(static_cast<int>(reader.get(bits[i])) * code.distance + code.first);
-      if (level == code.first && code.distance == 1)
-        throw bad_input("/{}: row {} has a level of {}; the least is {}", name, i, level, level + 1);
+  parallel_for(n, kRowGrain, [&](size_t begin, size_t end, int) {
+    std::vector<uint16_t> codes(width);
+    for (size_t i = begin; i < end; ++i) {
+      unpack_bits(packed, ends[i] * 8, bits[i], 0, codes);
+      const LevelCode code(bits[i]);
+      std::ranges::transform(codes, rows.levels.row(i).begin(), [&](uint16_t own) {
+        return static_cast<int16_t>(own * code.distance + code.first);
+      });
+      if (code.distance == 1 && std::ranges::find(codes, 0) != codes.end())
+        throw bad_input("/{}: row {} has a level of {}; the least is {}", name, i, code.first,
+                        code.first + 1);
+      const uint64_t used = width * bits[i] % 8;
+      if (used > 0 && (packed[ends[i + 1] - 1] & (0xff >> used)) != 0)
+        throw bad_input("/{}: there are bits behind row {}", name, i);
     }
-    at += (width * bits[i] + 7) / 8;
-    if (reader.get(static_cast<unsigned>(at * 8 - reader.position())) != 0)
-      throw bad_input("/{}: there are bits behind row {}", name, i);
-  }
+  });
   return rows;
 }
 
