@@ -35,10 +35,11 @@ inline std::vector<uint32_t> sample_ids(size_t count = 10'000) {
 }
 
 inline LevelRows random_byte_rows(size_t rows, size_t cols, Rng& rng) {
-  LevelRows result{Matrix<int16_t>(rows, cols), {}, {}};
-  for (int16_t& level : std::span(result.levels.data(), result.levels.size()))
-    level = static_cast<int16_t>(static_cast<int>(rng.below(255)) - 127);
-  for (size_t i = 0; i < rows; ++i) result.scales.push_back(static_cast<float>(rng.uniform(0.001, 0.01)));
+  LevelRows result(std::vector<uint8_t>(rows, 8), cols);
+  std::vector<int16_t> levels(rows * cols);
+  for (int16_t& level : levels) level = static_cast<int16_t>(static_cast<int>(rng.below(255)) - 127);
+  for (size_t i = 0; i < rows; ++i)
+    result.set(i, std::span(levels).subspan(i * cols, cols), static_cast<float>(rng.uniform(0.001, 0.01)));
   return result;
 }
 

@@ -16,7 +16,6 @@ namespace kvcodec {
 namespace {
 
 constexpr size_t kRowGrain = 64;
-constexpr float kLargestByte = 127;
 /// Measured blocks: the least eigenvalue, of the largest one, and what is added everywhere, of the mean weight.
 constexpr double kLeastEigenvalue = 1e-6, kFloor = 0.01;
 /// Beyond that an inverse has no digit right: the least eigenvalue, of the largest one.
@@ -136,12 +135,12 @@ template <class Body>
 void for_some_rows(const LevelRows& vectors, std::span<const uint32_t> components, size_t block,
                    const Body& body) {
   constexpr size_t kRows = 64, kWork = size_t{1} << 20;
-  const size_t width = vectors.levels.cols();
+  const size_t width = vectors.cols();
   const size_t grain = round_up(std::max(kRows, kWork / std::max<size_t>(width * block, 1)), kRows);
   parallel_for(components.size(), grain, [&](size_t begin, size_t end, int) {
     for (size_t first = begin; first < end; first += kRows) {
       Matrix<float> rows(std::min(kRows, end - first), width);
-      for (size_t i = 0; i < rows.rows(); ++i) row_floats(vectors, components[first + i], rows.row(i));
+      for (size_t i = 0; i < rows.rows(); ++i) vectors.floats(components[first + i], rows.row(i));
       body(first, MatrixView<const float>(rows));
     }
   });
@@ -150,7 +149,7 @@ void for_some_rows(const LevelRows& vectors, std::span<const uint32_t> component
 /// These components' vectors times blocks of the metric.
 Matrix<float> products(const LevelRows& vectors, std::span<const uint32_t> components,
                        const Matrix<float>& blocks) {
-  Matrix<float> result(components.size(), vectors.levels.cols());
+  Matrix<float> result(components.size(), vectors.cols());
   for_some_rows(vectors, components, blocks.cols(), [&](size_t first, MatrixView<const float> rows) {
     ErrorMetric::times(rows, blocks, result.view().rows(first, rows.rows()));
   });
@@ -172,13 +171,12 @@ struct StageEnd {
 /// Products in bf16 bring a fifth as much at most.
 std::vector<StageEnd> ends_of_stages(const LevelRows& rows, std::span<const uint32_t> components,
                                      double brought) {
-  if (rows.bits.empty() && !components.empty()) return {{components.size(), false}};
   std::vector<StageEnd> ends;
   double variance = 0, left = 0;
   int behind = 0;  // bits of the component behind; an end among equally loud ones would gain nothing
-  const auto width = static_cast<double>(rows.levels.cols());
+  const auto width = static_cast<double>(rows.cols());
   for (size_t first = components.size(); first > 0; --first) {
-    const int bits = rows.bits[components[first - 1]];
+    const int bits = rows.bits()[components[first - 1]];
     variance += variance_for(bits), left += left_by_rounding(bits);
     const double mean = variance / width;
     if (ends.empty() ||
@@ -225,43 +223,6 @@ void take_off(std::vector<float>& mean, const Prediction& prediction, const std:
 }
 
 }  // namespace
-
-// Rows in bytes
-
-LevelRows round_to_byte_rows(MatrixView<const float> rows) {
-  LevelRows bytes{Matrix<int16_t>(rows.rows(), rows.cols()), std::vector<float>(rows.rows()), {}};
-  parallel_each(rows.rows(), kRowGrain, [&](size_t i) {
-    float largest = 0;
-    for (const float value : rows.row(i)) largest = std::max(largest, std::abs(value));
-    const float scale = bytes.scales[i] = largest > 0 ? largest / kLargestByte : 1;
-    std::ranges::transform(rows.row(i), bytes.levels.row(i).begin(), [&](float value) {
-      return static_cast<int16_t>(std::clamp(std::nearbyint(value / scale), -kLargestByte, kLargestByte));
-    });
-  });
-  return bytes;
-}
-
-Matrix<float> floats_of(const LevelRows& rows) {
-  Matrix<float> floats(rows.levels.rows(), rows.levels.cols());
-  parallel_each(floats.rows(), kRowGrain, [&](size_t i) { row_floats(rows, i, floats.row(i)); });
-  return floats;
-}
-
-void row_floats(const LevelRows& rows, size_t i, std::span<float> out) {
-  const float scale = rows.scales[i];
-  std::ranges::transform(rows.levels.row(i), out.begin(),
-                         [&](int16_t level) { return static_cast<float>(level) * scale; });
-}
-
-void keep_rows(LevelRows& rows, std::span<const uint32_t> kept) {
-  LevelRows result{Matrix<int16_t>(kept.size(), rows.levels.cols()), {}, {}};
-  for (size_t i = 0; i < kept.size(); ++i) {
-    std::ranges::copy(std::as_const(rows.levels).row(kept[i]), result.levels.row(i).begin());
-    result.scales.push_back(rows.scales[kept[i]]);
-    if (!rows.bits.empty()) result.bits.push_back(rows.bits[kept[i]]);
-  }
-  rows = std::move(result);
-}
 
 // Metric of errors
 
@@ -370,7 +331,7 @@ Matrix<double> tempered_blocks(Matrix<double> blocks, double power) {
 // Prediction from token ids
 
 TokenFeatures::TokenFeatures(LevelRows rows, size_t lags) : rows_(std::move(rows)), lags_(lags) {
-  if (lags == 0 || rows_.levels.size() == 0)
+  if (lags == 0 || rows_.rows() * rows_.cols() == 0)
     throw failed("features of {} values of {} ids, {} lags", of_token(), vocabulary(), lags);
 }
 
@@ -383,7 +344,7 @@ void TokenFeatures::gather(std::span<const uint32_t> ids, MatrixView<float> out)
       throw bad_input("token id {}; tokens are predicted from ids below {}", id, vocabulary());
   for (size_t t = 0; t < n; ++t)
     for (size_t lag = 0; lag < lags_; ++lag)
-      row_floats(rows_, ids[t + lags_ - 1 - lag], out.row(t).subspan(lag * f, f));
+      rows_.floats(ids[t + lags_ - 1 - lag], out.row(t).subspan(lag * f, f));
 }
 
 std::vector<uint32_t> ids_with_lags(
@@ -436,7 +397,7 @@ Prediction learn_prediction(const Matrix<double>& covariance, const ErrorMetric&
 }
 
 Matrix<double> residual_covariance(const Matrix<double>& covariance, const Prediction& prediction) {
-  const size_t width = prediction.loadings.levels.cols(), n = covariance.rows() - width;
+  const size_t width = prediction.loadings.cols(), n = covariance.rows() - width;
   const Matrix<float> r = floats_of(prediction.scores), l = floats_of(prediction.loadings);
   const auto of_features = covariance.view().rows(width, n);
   // C - K - K' + L' S L where K = Cxz R' L and S is the covariance of the scores: with H = L' (S L / 2 - R Czx), C + H + H'.

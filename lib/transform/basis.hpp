@@ -15,22 +15,9 @@
 #include "lib/linalg/covariance.hpp"
 #include "lib/linalg/packed_gemm.hpp"
 #include "lib/linalg/row_sums.hpp"
+#include "lib/transform/level_rows.hpp"
 
 namespace kvcodec {
-
-/// Rows of levels: value = level * scale of its row.
-struct LevelRows {
-  Matrix<int16_t> levels;
-  std::vector<float> scales;  ///< one a row, positive
-  std::vector<uint8_t> bits;  ///< of a level of each row in a book (rounding.hpp); empty: 8
-};
-/// Levels from -127 to 127.
-LevelRows round_to_byte_rows(MatrixView<const float> rows);
-Matrix<float> floats_of(const LevelRows& rows);
-/// Row i: out (levels.cols()).
-void row_floats(const LevelRows& rows, size_t i, std::span<float> out);
-/// Keeps only these rows, given in rising order.
-void keep_rows(LevelRows& rows, std::span<const uint32_t> kept);
 
 // An error e of a vector costs e' M e. M is symmetric, positive definite and block-diagonal: every b
 // consecutive columns of a vector, those of a head, make one block, and errors in columns of different blocks
@@ -102,8 +89,8 @@ class TokenFeatures {
   /// rows: (vocabulary, features of a token). Throws Error(failed) if there are no features, or no lags.
   TokenFeatures(LevelRows rows, size_t lags);
 
-  size_t vocabulary() const { return rows_.levels.rows(); }
-  size_t of_token() const { return rows_.levels.cols(); }
+  size_t vocabulary() const { return rows_.rows(); }
+  size_t of_token() const { return rows_.cols(); }
   size_t lags() const { return lags_; }
   /// Features of a token and those before it.
   size_t width() const { return lags_ * of_token(); }
@@ -127,7 +114,7 @@ struct Prediction {
   LevelRows scores;    ///< R: (rank, width of z)
   LevelRows loadings;  ///< L: (rank, width of x)
 
-  size_t rank() const { return scores.levels.rows(); }
+  size_t rank() const { return scores.rows(); }
 };
 
 /// A prediction's scores, ready to be computed: a token's bits depend on its own features alone (row_sums.hpp).
@@ -166,7 +153,7 @@ struct TransformBasis {
   LevelRows vectors;        ///< the columns of U: (components, width), those of largest variance first
 
   size_t width() const { return mean.size(); }
-  size_t components() const { return vectors.levels.rows(); }
+  size_t components() const { return vectors.rows(); }
 
   /// U' W^-1 for these components: (components.size(), width).
   Matrix<float> synthesis(std::span<const uint32_t> components) const;

@@ -74,18 +74,16 @@ std::vector<uint8_t> bits_of_vectors(std::span<const double> variances, double b
 }
 
 LevelRows round_vectors(MatrixView<const float> vectors, std::span<const uint8_t> bits) {
-  LevelRows rows{Matrix<int16_t>(bits.size(), vectors.cols()),
-                 std::vector<float>(bits.size()),
-                 {bits.begin(), bits.end()}};
+  LevelRows rows({bits.begin(), bits.end()}, vectors.cols());
   parallel_each(bits.size(), kRowGrain, [&](size_t i) {
     const float scale = scale_for(vectors.row(i), bits[i]);
     double length = 0;
-    std::ranges::transform(vectors.row(i), rows.levels.row(i).begin(), [&](float value) {
+    const auto levels = mapped<int16_t>(vectors.row(i), [&](float value) {
       const float level = nearest_level(value, 1 / scale, bits[i]);
       length += double{level} * double{level};
       return static_cast<int16_t>(level);
     });
-    rows.scales[i] = length > 0 ? static_cast<float>(1 / std::sqrt(length)) : 1;
+    rows.set(i, levels, length > 0 ? static_cast<float>(1 / std::sqrt(length)) : 1);
   });
   return rows;
 }

@@ -9,12 +9,10 @@
 #include <vector>
 
 #include "lib/core/view.hpp"
-#include "lib/transform/basis.hpp"
+#include "lib/transform/level_rows.hpp"
 
 namespace kvcodec {
 
-/// Levels of up to so many bits are odd, and so has 1 bit two of them; levels of more bits, at most kMaxLevelBits, are all numbers.
-inline constexpr int kOddLevelBits = 4, kMaxLevelBits = 15;
 /// The bound by default, of a component's error at the finest step.
 inline constexpr double kVectorError = 0.4;
 

@@ -119,8 +119,12 @@ CovarianceSums moments_of(const VectorSource& source, size_t part, const Team& t
 }
 
 void broadcast(const Team& team, int from, LevelRows& rows) {
-  team.broadcast(from, rows.levels);
-  team.broadcast(from, rows.scales);
+  std::vector<uint8_t> bits = rows.bits(), packed = rows.packed();
+  std::vector<float> scales = rows.scales();
+  std::vector<uint64_t> cols{rows.cols()};
+  team.broadcast(from, bits), team.broadcast(from, packed);
+  team.broadcast(from, scales), team.broadcast(from, cols);
+  rows = LevelRows(std::move(bits), cols.front(), packed, std::move(scales));
 }
 
 /// All ranks get what rank `from` learned, except for the metric, which they have.
@@ -236,7 +240,7 @@ void drop_dead(TransformBasis& basis, std::vector<LevelRung>& rungs) {
   for (uint32_t i = 0; i < basis.components(); ++i)
     if (std::ranges::any_of(rungs, [&](const LevelRung& rung) { return rung.classes[i] != kDeadClass; }))
       kept.push_back(i);
-  keep_rows(basis.vectors, kept);
+  basis.vectors.keep(kept);
   for (LevelRung& rung : rungs) {
     for (size_t i = 0; i < kept.size(); ++i)
       rung.classes[i] = rung.classes[kept[i]], rung.gains[i] = rung.gains[kept[i]];

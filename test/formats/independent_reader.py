@@ -1324,7 +1324,6 @@ def transform_part(book, p, side, first, steps):
         taken = np.unpackbits(packed[begins[rows, None] + np.arange((width * own + 7) // 8)], axis=1)
         require(not taken[:, width * own :].any(), "transform: vectors")
         codes = taken[:, : width * own].reshape(len(rows), width, own) @ (1 << np.arange(own)[::-1])
-        require(own <= 4 or codes.all(), "transform: vectors")
         levels[rows] = 2 * codes + 1 - (1 << own) if own <= 4 else codes - (1 << own - 1)
     require(classes.shape == gains.shape == (len(steps), n), "transform: shapes")
     for values in (scales, gains):

@@ -7,16 +7,12 @@
 #include "lib/core/checked.hpp"
 #include "lib/core/error.hpp"
 #include "lib/core/half.hpp"
-#include "lib/core/parallel.hpp"
-#include "lib/entropy/pack.hpp"
 
 namespace kvcodec {
 namespace {
 
 constexpr std::string_view kType = "transform";
-constexpr int kLevelOffset = 128;
 constexpr int64_t kMaxShape = 1 << 20;
-constexpr size_t kRowGrain = 64;
 
 std::string path_of(const TransformBook::Part& part, std::string_view array) {
   return fmt::format("{}/{}/{}", part.side, part.first_layer, array);
@@ -32,34 +28,14 @@ std::string bits_of(const std::string& levels_name) {
 }
 
 void add_byte_rows(Book& book, const std::string& name, const LevelRows& rows) {
-  Matrix<uint8_t> levels(rows.levels.rows(), rows.levels.cols());
-  std::ranges::transform(std::span(rows.levels.data(), levels.size()), levels.data(),
-                         [](int16_t level) { return static_cast<uint8_t>(level + kLevelOffset); });
-  book.add(name, DType::u8, levels);
-  book.add(scales_of(name), DType::f32, rows.scales);
+  book.add<uint8_t>(name, DType::u8, {rows.rows(), rows.cols()}, rows.packed());
+  book.add(scales_of(name), DType::f32, rows.scales());
 }
 
-/// A code's level is first + distance * code: of up to kOddLevelBits bits an odd number.
-struct LevelCode {
-  explicit LevelCode(uint8_t bits)
-      : first(bits > kOddLevelBits ? -(1 << (bits - 1)) : 1 - (1 << bits)),
-        distance(bits > kOddLevelBits ? 1 : 2) {}
-  int first, distance;
-};
-
 void add_vectors(Book& book, const std::string& name, const LevelRows& rows) {
-  std::vector<uint8_t> bits = rows.bits, bytes;
-  bits.resize(rows.levels.rows(), 8);
-  for (size_t i = 0; i < bits.size(); ++i) {
-    BitWriter row;
-    const LevelCode code(bits[i]);
-    for (const int16_t level : rows.levels.row(i))
-      row.put(static_cast<uint32_t>((level - code.first) / code.distance), bits[i]);
-    append_to(bytes, row.finish());
-  }
-  book.add(name, DType::u8, bytes);
-  book.add(bits_of(name), DType::u8, bits);
-  book.add(scales_of(name), DType::f32, rows.scales);
+  book.add(name, DType::u8, rows.packed());
+  book.add(bits_of(name), DType::u8, rows.bits());
+  book.add(scales_of(name), DType::f32, rows.scales());
 }
 
 /// The triangles of symmetric blocks, a block a row: row by row up to the diagonal.
@@ -108,48 +84,26 @@ LevelRows byte_rows_from(const Book& book, const std::string& name, uint64_t max
   const uint64_t n = book.get(name, DType::u8, 2).shape[0];
   if (n > max_rows) throw bad_input("/{}: {} rows; there are at most {}", name, n, max_rows);
   const auto levels = book.values<uint8_t>(name, DType::u8, {n, cols});
-  const auto scales = book.values<float>(scales_of(name), DType::f32, {n});
+  const auto scales = book.list<float>(scales_of(name), DType::f32);
   check_positive(scales_of(name), scales);
-  LevelRows bytes{Matrix<int16_t>(n, cols), {scales.begin(), scales.end()}, {}};
-  for (size_t i = 0; i < levels.size(); ++i) {
-    if (levels[i] == 0) throw bad_input("/{}: row {} has a level of 0; the least is 1", name, i / cols);
-    bytes.levels.data()[i] = static_cast<int16_t>(levels[i] - kLevelOffset);
-  }
-  return bytes;
+  if (const auto zero = std::ranges::find(levels, 0); zero != levels.end())
+    throw bad_input("/{}: row {} has a level of 0; the least is 1", name,
+                    static_cast<uint64_t>(zero - levels.begin()) / cols);
+  return with_context("/" + name, [&] {
+    return LevelRows(std::vector<uint8_t>(n, 8), cols, levels, {scales.begin(), scales.end()});
+  });
 }
 
 /// As many rows as have bits, at most `width`, of `width` levels.
 LevelRows vectors_from(const Book& book, const std::string& name, uint64_t width) {
-  const auto bits = book.list<uint8_t>(bits_of(name), DType::u8);
-  const size_t n = bits.size();
-  if (n > width) throw bad_input("/{}: {} rows; there are at most {}", name, n, width);
-  const auto scales = book.values<float>(scales_of(name), DType::f32, {n});
+  const auto bits = book.list<uint8_t>(bits_of(name), DType::u8),
+             packed = book.list<uint8_t>(name, DType::u8);
+  if (bits.size() > width) throw bad_input("/{}: {} rows; there are at most {}", name, bits.size(), width);
+  const auto scales = book.list<float>(scales_of(name), DType::f32);
   check_positive(scales_of(name), scales);
-  std::vector<uint64_t> ends{0};
-  for (const uint8_t own : bits) {
-    if (own < 1 || own > kMaxLevelBits)
-      throw bad_input("/{}: {} bits; there are 1 to {}", bits_of(name), own, kMaxLevelBits);
-    ends.push_back(ends.back() + packed_bytes(width, own));
-  }
-  const auto packed = book.values<uint8_t>(name, DType::u8, {ends.back()});
-  LevelRows rows{Matrix<int16_t>(n, width), {scales.begin(), scales.end()}, {bits.begin(), bits.end()}};
-  parallel_for(n, kRowGrain, [&](size_t begin, size_t end, int) {
-    std::vector<uint16_t> codes(width);
-    for (size_t i = begin; i < end; ++i) {
-      unpack_bits(packed, ends[i] * 8, bits[i], 0, codes);
-      const LevelCode code(bits[i]);
-      std::ranges::transform(codes, rows.levels.row(i).begin(), [&](uint16_t own) {
-        return static_cast<int16_t>(own * code.distance + code.first);
-      });
-      if (code.distance == 1 && std::ranges::find(codes, 0) != codes.end())
-        throw bad_input("/{}: row {} has a level of {}; the least is {}", name, i, code.first,
-                        code.first + 1);
-      const uint64_t used = width * bits[i] % 8;
-      if (used > 0 && (packed[ends[i + 1] - 1] & (0xff >> used)) != 0)
-        throw bad_input("/{}: there are bits behind row {}", name, i);
-    }
+  return with_context("/" + name, [&] {
+    return LevelRows({bits.begin(), bits.end()}, width, packed, {scales.begin(), scales.end()});
   });
-  return rows;
 }
 
 std::optional<TokenFeatures> features_from(const Book& book, const TransformBookOptions& options) {
@@ -230,9 +184,9 @@ TransformBook::Part part_from(const Book& book, Side side, int first_layer, std:
     Prediction& prediction = part.basis.prediction;
     prediction.scores = byte_rows_from(book, path_of(part, "scores"), features->width(), features->width());
     prediction.loadings = byte_rows_from(book, path_of(part, "loadings"), features->width(), width);
-    if (prediction.loadings.levels.rows() != prediction.rank())
-      throw bad_input("/{}: {} rows for {} scores", path_of(part, "loadings"),
-                      prediction.loadings.levels.rows(), prediction.rank());
+    if (prediction.loadings.rows() != prediction.rank())
+      throw bad_input("/{}: {} rows for {} scores", path_of(part, "loadings"), prediction.loadings.rows(),
+                      prediction.rank());
   }
   part.rungs = rungs_from(book, part, steps, part.basis.components());
   part.first =

@@ -109,7 +109,7 @@ std::vector<float> TransformPart::shifted_mean(const Adaptation& adaptation) con
   for (size_t i = 0; i < adaptation.offsets.size(); ++i) {
     if (adaptation.offsets[i] == 0) continue;
     const double offset = adaptation.offsets[i] * unit;
-    row_floats(basis_->vectors, i, vector);
+    basis_->vectors.floats(i, vector);
     for (size_t c = 0; c < width(); ++c) sums[c] += offset * static_cast<double>(vector[c]);
   }
   Matrix<float> weighted(1, width());

@@ -206,10 +206,10 @@ TEST_CASE("team: a transform learned by ranks is that of one") {
     for (size_t part = 0; part < 3; ++part) {
       const TransformBasis& basis = learned.bases[part];
       bytes.add(basis.mean)
-          .add(basis.vectors.levels)
-          .add(basis.vectors.scales)
-          .add(basis.prediction.scores.levels);
-      bytes.add(basis.prediction.loadings.levels).add(basis.prediction.loadings.scales);
+          .add(basis.vectors.packed())
+          .add(basis.vectors.scales())
+          .add(basis.prediction.scores.packed());
+      bytes.add(basis.prediction.loadings.packed()).add(basis.prediction.loadings.scales());
       bytes.add(basis.metric.inverse_roots()).add(learned.energies[part]).add(learned.left[part]);
       for (const LevelRung& rung : learned.levels.rungs[part]) bytes.add(rung.classes).add(rung.gains);
     }

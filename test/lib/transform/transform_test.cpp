@@ -839,15 +839,16 @@ TEST_CASE("transform book: what is stored comes back, and what does not fit is r
   const CodecContext context{.num_layers = 4, .heads = 2, .head_dim = 8};
   TransformBook made = test::random_transform_book({.predict_tokens = 2, .first_tokens = true}, context, rng);
   LevelRows& vectors = made.parts[1].basis.vectors;  // in all numbers of bits
-  std::vector<uint8_t> bits(vectors.levels.rows());
+  std::vector<uint8_t> bits(vectors.rows());
   for (size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<uint8_t>(i % kMaxLevelBits + 1);
   vectors = round_vectors(floats_of(vectors), bits);
   const Book book = to_book(made);
   const TransformBook read = transform_book_from(book);
   CHECK(to_book(read).digest() == book.digest());
-  CHECK(read.parts[1].basis.vectors.bits == bits);
-  CHECK(std::ranges::equal(std::span(read.parts[1].basis.vectors.levels.data(), vectors.levels.size()),
-                           std::span(vectors.levels.data(), vectors.levels.size())));
+  CHECK(read.parts[1].basis.vectors.bits() == bits);
+  const Matrix<float> floats = floats_of(vectors), read_floats = floats_of(read.parts[1].basis.vectors);
+  CHECK(std::ranges::equal(std::span(floats.data(), floats.size()),
+                           std::span(read_floats.data(), read_floats.size())));
   CHECK_EQ(read.parts.size(), size_t{2});
   CHECK_EQ(read.steps(), size_t{2});
   REQUIRE(read.features.has_value());
@@ -871,7 +872,7 @@ TEST_CASE("transform book: what is stored comes back, and what does not fit is r
   const auto set = [](size_t byte, int value) {
     return [=](Array& array) { array.bytes.at(byte) = static_cast<std::byte>(value); };
   };
-  CHECK(refused("both/0/vectors", set(3, 0)));
+  CHECK(refused("features", set(3, 0)));
   CHECK(refused("both/0/vectors", [](Array& array) { array.bytes.pop_back(), --array.shape[0]; }));
   CHECK(refused("both/0/vector_bits", set(3, 0)));
   CHECK(refused("both/0/vector_bits", set(3, 16)));
