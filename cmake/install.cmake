@@ -1,5 +1,5 @@
-# The targets of `cmake --install` and CPack: the program with its pages and completions, the libraries with their headers for
-# find_package(kvcodec), and packages of all that.
+# What `cmake --install` and CPack take: the program with its pages and completions, the libraries with their headers for
+# find_package(kvcodec), the demo, and packages of all that.
 include(CMakePackageConfigHelpers)
 
 # Libraries and headers, in the layout of the sources: #include "lib/codec/encoded.hpp".
@@ -26,8 +26,7 @@ write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/kvcodecConfigVersio
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/kvcodecConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/kvcodecConfigVersion.cmake
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/kvcodec COMPONENT development)
 
-install(FILES LICENSE CHANGELOG.md CITATION.cff README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
-install(FILES formats/FORMAT.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES LICENSE CHANGELOG.md CITATION.cff README.md formats/FORMAT.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT program)
 
 if(NOT KVCODEC_HDF5)
   return()
@@ -50,36 +49,7 @@ foreach(place bash:bash-completion/completions/kvcodec zsh:zsh/site-functions/_k
 endforeach()
 
 # The quickstart's chain also runs from the installed files.
-install(DIRECTORY data/demo-model data/text DESTINATION ${CMAKE_INSTALL_DATADIR}/kvcodec)
-install(PROGRAMS data/quickstart-chain.sh DESTINATION ${CMAKE_INSTALL_DATADIR}/kvcodec)
+install(DIRECTORY data/demo-model data/text DESTINATION ${CMAKE_INSTALL_DATADIR}/kvcodec COMPONENT demo)
+install(PROGRAMS data/quickstart-chain.sh DESTINATION ${CMAKE_INSTALL_DATADIR}/kvcodec COMPONENT demo)
 
-# cmake --build BUILD --target wheel: a package for pip in BUILD/dist, where CPack's packages go too. USES_TERMINAL: one
-# installation at a time, like CPack's.
-set(packed kvcodec)
-if(TARGET kvcodec_shared)
-  list(APPEND packed kvcodec_shared)
-endif()
-add_custom_target(wheel DEPENDS ${packed} VERBATIM USES_TERMINAL COMMENT "Packing a wheel"
-  COMMAND ${CMAKE_COMMAND} -D SOURCE=${CMAKE_CURRENT_SOURCE_DIR} -D BUILD=${CMAKE_CURRENT_BINARY_DIR} -D VERSION=${PROJECT_VERSION}
-    -D SUMMARY=${PROJECT_DESCRIPTION} -D PROCESSOR=${CMAKE_SYSTEM_PROCESSOR} -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/wheel.cmake)
-
-set(CPACK_PACKAGE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/dist)
-set(CPACK_PACKAGE_NAME kvcodec)
-set(CPACK_PACKAGE_FILE_NAME kvcodec-${PROJECT_VERSION}-linux-${CMAKE_SYSTEM_PROCESSOR})
-set(CPACK_PACKAGE_VENDOR "the kvcodec authors")
-set(CPACK_PACKAGE_CONTACT "the kvcodec authors <kvcodec@localhost>")
-set(CPACK_PACKAGE_DESCRIPTION_SUMMARY ${PROJECT_DESCRIPTION})
-set(CPACK_RESOURCE_FILE_LICENSE ${CMAKE_CURRENT_SOURCE_DIR}/LICENSE)
-set(CPACK_GENERATOR "DEB;TGZ")
-set(CPACK_STRIP_FILES ON)
-set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
-set(CPACK_DEBIAN_PACKAGE_SECTION science)
-set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)  # what the program is linked with, by the packages of this machine
-if(OPENBLAS_LIBRARY MATCHES "/openblas-openmp/[^/]*\\.so")
-  set(CPACK_DEBIAN_PACKAGE_DEPENDS libopenblas0-openmp)  # any build of OpenBLAS goes with the symbols, and apt takes the pthread one
-endif()
-if(KVCODEC_HAVE_CURL)
-  set(CPACK_DEBIAN_PACKAGE_RECOMMENDS libcurl4)  # which is loaded, not linked with
-endif()
-set(CPACK_THREADS 0)
-include(CPack)
+include(cmake/packages.cmake)

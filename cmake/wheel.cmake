@@ -19,7 +19,7 @@ set(tree ${BUILD}/wheel/kvfiles-${VERSION})
 set(data ${tree}/kvfiles-${VERSION}.data)
 set(info ${tree}/kvfiles-${VERSION}.dist-info)
 file(REMOVE_RECURSE ${BUILD}/wheel)
-foreach(component program wheel)
+foreach(component program library)
   execute_process(COMMAND ${CMAKE_COMMAND} --install ${BUILD} --component ${component} --prefix ${data}/data --strip
     OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
 endforeach()

@@ -14,10 +14,25 @@ cd "$work/prefix"
 bad=0
 for file in bin/kvcodec include/kvcodec.h include/kvcodec/lib/codec/encoded.hpp include/kvcodec/kvcodec/version.hpp share/man/man1/kvcodec-encode.1 share/man/man7/kvcodec-tutorial.7 \
   share/doc/kvcodec/LICENSE share/bash-completion/completions/kvcodec share/zsh/site-functions/_kvcodec \
-  share/fish/vendor_completions.d/kvcodec.fish share/kvcodec/quickstart-chain.sh share/kvcodec/demo-model/config.json; do
+  share/fish/vendor_completions.d/kvcodec.fish share/kvcodec/python/kvfiles/__init__.py share/kvcodec/quickstart-chain.sh share/kvcodec/demo-model/config.json; do
   [[ -s $file ]] || { echo "$file is not installed"; bad=1; }
 done
 ((bad == 0))
+# The list of licences has each library that the build says it links, and each whose headers it says it read, as this machine has them.
+if command -v dpkg-query >/dev/null && [[ -e $build/build.ninja ]]; then
+  { sed -n '/^build kvcodec:/,/^$/s/ LINK_LIBRARIES = //p' "$build/build.ninja" | tr ' ' '\n'
+    ninja -C "$build" -t deps | awk '/^[^ ]/ { ours = /^CMakeFiles\/kvcodec_(lib|formats|cli|no_mpi)\.dir\// } ours && /^ / { print $1 }'
+  } | grep '^/usr/' | grep -v '^/usr/local/' | sort -u >"$work/used"
+  { xargs dpkg-query -S <"$work/used" 2>/dev/null || true; } | sed 's/[:,].*//' | sort -u | grep -Ev '^(libc6|linux-libc|libcrypt|libstdc|gcc-|$)' |
+    xargs dpkg-query -W -f '${source:Package} ${source:Version}\n' | sort -u >"$work/libraries"
+  (($(wc -l <"$work/libraries") >= 3)) || { echo "the build says too little of its libraries:" && cat "$work/libraries" && exit 1; }
+  while read -r library version; do
+    sed -n "/^Files: third-party\/${library//+/\\+}\/\*$/,/^$/p" share/doc/kvcodec/copyright >"$work/paragraph"
+    grep -qxF "Version: $version" "$work/paragraph" && grep -q '^License: .' "$work/paragraph" && ! grep -q ': unknown$' "$work/paragraph" ||
+      { echo "share/doc/kvcodec/copyright lacks $library $version, its holders or its licence"; bad=1; }
+  done <"$work/libraries"
+  ((bad == 0))
+fi
 # The completion of bash is a script, and offers what the page of a command does.
 bash -c '
   complete() { :; }
