@@ -19,7 +19,7 @@ jq -r -s --argjson budgets $budgets '
   (["setting", "bits/value", "NLL rise (95%)", "KL"] + if $tail then ["KL, 99th percentile"] else [] end + ["same top-1"] +
     if $found != {} then ["facts found"] else [] end) as $head |
   (map(select(.task == "text"))[0] | .uncompressed.nll as $nll |
-    "\(.model | sub("/+$"; "") | split("/") | last | sub("\\.gguf$"; "")): \(.documents) documents of \(.length | grouped) tokens, of which \(.prefix | grouped) are compressed; \(.judged_tokens | grouped) judged tokens, \($nll.mean | fixed(3))" +
+    "\(.model | sub("/+$"; "") | split("/") | last | sub("\\.gguf$"; ""))\([.command | capture("--text \\S*/(?<text>[^/ ]+)\\.txt").text] | map(", " + .) | add // ""): \(.documents) documents of \(.length | grouped) tokens, of which \(.prefix | grouped) are compressed; \(.judged_tokens | grouped) judged tokens, \($nll.mean | fixed(3))" +
     (if $nll.half_width_95 then " ± \($nll.half_width_95 | fixed(3))" else "" end) + " nats per token with the uncompressed cache:", ""),
   if $budgets then
     [.[] | select(.task == "text") | .settings[] | (.label | capture("^(?<who>.*)-(?<budget>[0-9]+)$")) +
