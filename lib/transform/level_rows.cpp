@@ -23,25 +23,32 @@ struct LevelCode {
   int first, distance;
 };
 
+/// 0, and the bytes of all rows up to each.
+std::vector<size_t> ends_of(std::span<const uint8_t> bits, size_t cols) {
+  std::vector<size_t> ends{0};
+  for (const uint8_t own : bits) {
+    if (own < 1 || own > kMaxLevelBits) throw bad_input("{} bits; there are 1 to {}", own, kMaxLevelBits);
+    ends.push_back(ends.back() + packed_bytes(cols, own));
+  }
+  return ends;
+}
+
 }  // namespace
 
 LevelRows::LevelRows(std::vector<uint8_t> bits, size_t cols)
-    : cols_(cols), bits_(std::move(bits)), scales_(bits_.size()) {
-  for (const uint8_t own : bits_) {
-    if (own < 1 || own > kMaxLevelBits) throw bad_input("{} bits; there are 1 to {}", own, kMaxLevelBits);
-    ends_.push_back(ends_.back() + packed_bytes(cols, own));
-  }
-  packed_.resize(ends_.back());
-}
+    : cols_(cols),
+      bits_(std::move(bits)),
+      scales_(bits_.size()),
+      ends_(ends_of(bits_, cols)),
+      packed_(ends_.back()) {}
 
 LevelRows::LevelRows(std::vector<uint8_t> bits, size_t cols, std::span<const uint8_t> packed,
                      std::vector<float> scales)
-    : LevelRows(std::move(bits), cols) {
-  if (packed.size() != packed_.size() || scales.size() != rows())
-    throw bad_input("{} bytes and {} scales for {} rows of {} bytes", packed.size(), scales.size(), rows(),
-                    packed_.size());
-  std::ranges::copy(packed, packed_.begin());
-  scales_ = std::move(scales);
+    : cols_(cols), bits_(std::move(bits)), scales_(std::move(scales)), ends_(ends_of(bits_, cols)) {
+  if (packed.size() != ends_.back() || scales_.size() != rows())
+    throw bad_input("{} bytes and {} scales for {} rows of {} bytes", packed.size(), scales_.size(), rows(),
+                    ends_.back());
+  packed_.assign(packed.begin(), packed.end());
   for (size_t i = 0; i < rows(); ++i)
     if (const size_t used = cols * bits_[i] % 8;
         used > 0 && (packed_[ends_[i + 1] - 1] & (0xff >> used)) != 0)

@@ -42,9 +42,10 @@ class LevelRows {
   size_t bytes(size_t i) const { return ends_[i + 1] - ends_[i]; }
 
   size_t cols_ = 0;
-  std::vector<uint8_t> bits_, packed_;
+  std::vector<uint8_t> bits_;
   std::vector<float> scales_;
-  std::vector<size_t> ends_{0};  // of rows before each, in packed_
+  std::vector<size_t> ends_{0};  // of the rows before each, in packed_
+  std::vector<uint8_t> packed_;
 };
 
 /// Levels of 8 bits, from -127 to 127.
