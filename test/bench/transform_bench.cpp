@@ -90,7 +90,7 @@ TransformBook make_book(const GroupShape& shape) {
   part.rungs = std::move(learned.rungs.front());
   std::vector<uint32_t> kept(part.rungs.back().live().back() + 1);
   std::iota(kept.begin(), kept.end(), 0);
-  keep_rows(part.basis.vectors, kept);
+  part.basis.vectors.keep(kept);
   for (LevelRung& rung : part.rungs) {
     rung.classes.resize(part.basis.components());
     rung.gains.resize(part.basis.components());
