@@ -1,4 +1,4 @@
-# What `cmake --install` and CPack take: the program with its pages and completions, the libraries with their headers for
+# `cmake --install` and CPack take from here: the program with its pages and completions, the libraries with their headers for
 # find_package(kvcodec), the demo, and packages of all that.
 include(CMakePackageConfigHelpers)
 

@@ -1,4 +1,4 @@
-# What Debian's packages say of files on this machine: nothing without its package list.
+# Asks Debian's package list for the owners of files on this machine. Without such a list every answer is empty.
 find_program(DPKG_QUERY_PROGRAM dpkg-query)
 
 # kvcodec_owners(PACKAGES FILE…): the packages that own these files.

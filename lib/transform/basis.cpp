@@ -156,9 +156,11 @@ Matrix<float> products(const LevelRows& vectors, std::span<const uint32_t> compo
   return result;
 }
 
-/// What rounding to bf16 brings into a component, of the mean variance of all: a vector and the basis in the product, and the basis again where
-/// what was found is taken off. Three times 2^-16 / 3, of a value just above a power of two.
-constexpr double kLeftByBf16 = 0x1p-16, kOfBrought = 0.2;
+/// Rounding to bf16 brings this fraction of the mean variance into a component: 2^-16 / 3 at most (just above a power of two) by the vectors and by the
+/// basis in the product, and by the basis where the components that were found are taken off.
+constexpr double kLeftByBf16 = 0x1p-16;
+/// Products in bf16 may bring this part of `brought`.
+constexpr double kOfBrought = 0.2;
 
 /// A stage of analysis ends before this component, and may multiply in bf16.
 struct StageEnd {
@@ -168,7 +170,6 @@ struct StageEnd {
 
 /// The ends of analysis' stages, rising. Rounding brings into a component a fraction (left_by_rounding) of the mean variance of all that no stage before
 /// has taken off; on average over a stage that is no more than `brought` bounds. Stages are made from the last one on, each as long as that allows.
-/// Products in bf16 bring a fifth as much at most.
 std::vector<StageEnd> ends_of_stages(const LevelRows& rows, std::span<const uint32_t> components,
                                      double brought) {
   std::vector<StageEnd> ends;
@@ -435,7 +436,7 @@ Analysis::Analysis(const TransformBasis& basis, std::span<const uint32_t> compon
   for (const auto& [end, coarse] : ends_of_stages(basis.vectors, components, brought)) {
     stages_.push_back({stages_.empty() ? 0 : stages_.back().end, end, {}, {}});
     Stage& stage = stages_.back();
-    if (!(coarse && halves) && !packs_floats()) continue;
+    if (!packs_floats()) continue;  // nor is bf16 multiplied then
     const DType type = coarse && halves ? DType::bf16 : DType::f32;
     const auto own = vectors_.view().rows(stage.first, end - stage.first);
     stage.packed = packed(own, type);
