@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -22,15 +24,19 @@ class CountingReader final : public StreamReader {
   void read(std::string_view stream, uint64_t first, uint64_t count,
             std::span<std::byte> out) const override {
     bytes_ += out.size();
+    of_streams_[std::string(stream)] += out.size();
     streams_.read(stream, first, count, out);
   }
 
   /// Bytes since the last call.
   uint64_t take() const { return std::exchange(bytes_, 0); }
+  /// Bytes of each stream since the beginning; those that were never read are not in it.
+  const std::map<std::string, uint64_t>& of_streams() const { return of_streams_; }
 
  private:
   const StreamReader& streams_;
   mutable uint64_t bytes_ = 0;
+  mutable std::map<std::string, uint64_t> of_streams_;
 };
 
 }  // namespace kvcodec::test

@@ -64,6 +64,9 @@ class ExecView final : public DocumentView {
   uint64_t take_in() override {
     blocks_ = document().rows(kProgramBlocks);
     coded_ = end_of(blocks_);
+    if (block_ > 0 && coded_.tokens != checked_mul(blocks_, block_))
+      throw bad_input("stream '{}': {} tokens in {} blocks of {}", kProgramBlocks, coded_.tokens, blocks_,
+                      block_);
     if (coded_.bytes != document().rows(kProgramCodes))
       throw bad_input("stream '{}' has {} bytes; its blocks have {}", kProgramCodes,
                       document().rows(kProgramCodes), coded_.bytes);
@@ -109,7 +112,8 @@ class ExecView final : public DocumentView {
     uint64_t at = first;
     for (uint64_t block = block_with(first); at < end; ++block) {
       const End begin = end_of(block), stop = end_of(block + 1);
-      if (begin.tokens > at || stop.tokens <= at || stop.tokens > coded_.tokens || stop.bytes < begin.bytes)
+      if (begin.tokens > at || stop.tokens <= at || stop.tokens > coded_.tokens || stop.bytes < begin.bytes ||
+          (block_ > 0 && (begin.tokens != block * block_ || stop.tokens != begin.tokens + block_)))
         throw bad_input("stream '{}', row {}: ends do not rise", kProgramBlocks, block);
       const auto bytes = document().read<uint8_t>(kProgramCodes, begin.bytes, stop.bytes - begin.bytes, 1);
       Matrix<float> rows(stop.tokens - begin.tokens, out.cols());
