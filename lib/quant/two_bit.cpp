@@ -1,6 +1,7 @@
 #include "lib/quant/two_bit.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
@@ -31,7 +32,7 @@ static void decode_signed(const Row& row, const Signs& signs, float* out) {
 }
 
 const Table& table() {
-  static constexpr Table kTable = {range, levels, decode, decode_signed};
+  static constexpr Table kTable = {range, refine, levels, decode, decode_signed};
   return kTable;
 }
 
@@ -59,8 +60,20 @@ static void check_shape(const Rows& coded, size_t rows, size_t dims) {
                  coded.zeros.rows(), coded.zeros.cols(), rows, dims);
 }
 
-void quantize_two_bit(MatrixView<const float> rows, const TwoBitRows& out) {
+/// A grid of least weighed error, as it is stored; the one given where f16 does not hold it.
+static Grid refined(const Grid& grid, const float* x, const float* weights, size_t count,
+                    const two_bit_kernels::Table& table) {
+  if (!(grid.scale > 0)) return grid;
+  Grid better = grid;
+  table.refine(x, weights, count, &better.zero, &better.scale);
+  better = {f16_to_float(f16_from_float(better.scale)), f16_to_float(f16_from_float(better.zero))};
+  return better.scale > 0 && std::isfinite(better.scale) && std::isfinite(better.zero) ? better : grid;
+}
+
+void quantize_two_bit(MatrixView<const float> rows, MatrixView<const float> weights, const TwoBitRows& out) {
   check_shape(out, rows.rows(), rows.cols());
+  if (weights.rows() > 0 && weights.cols() != rows.cols())
+    throw failed("weights of {} channels for {}", weights.cols(), rows.cols());
   const two_bit_kernels::Table& table = kernels();
   parallel_each(rows.rows(), kRowsTogether, [&](size_t i) {
     for (size_t first = 0, group = 0; first < rows.cols(); first += kTwoBitGroup, ++group) {
@@ -68,7 +81,9 @@ void quantize_two_bit(MatrixView<const float> rows, const TwoBitRows& out) {
       const size_t count = std::min(kTwoBitGroup, rows.cols() - first);
       float low, high;
       table.range(x, count, &low, &high);
-      const Grid grid = fit_grid(low, high, 2, DType::f16);
+      Grid grid = fit_grid(low, high, 2, DType::f16);
+      if (weights.rows() > 0)
+        grid = refined(grid, x, weights.row(i % weights.rows()).data() + first, count, table);
       // Both are values of f16: storing them is exact.
       out.scales(i, group) = f16_from_float(grid.scale);
       out.zeros(i, group) = f16_from_float(grid.zero);

@@ -1,8 +1,7 @@
 // Rows of 2-bit levels: each token's channels in groups of 32 with a scale and a zero point of their own, so
 // that any token is decoded alone (Self-Indexing KVCache, "Token-Wise Quantization Format", equations 9 to
-// 13). The grids are those of grouped.hpp with 2 bits, stored in f16 and used by the encoder as stored:
-// |x - decoded| <= scale / 2 except for rounding. At 128 channels a row is 32 bytes of levels and 16 of scales
-// and zeros: 3 bits per value.
+// 13). The grids are those of grouped.hpp with 2 bits, or of least squares, stored in f16 and used by the encoder
+// as stored. At 128 channels a row is 32 bytes of levels and 16 of scales and zeros: 3 bits per value.
 //
 // Levels are packed most significant bits first, four to a byte, each row on bytes of its own; bits behind
 // the last channel are 0. These are the bytes of pack_bits with width 2 for a row of quantize_rows.
@@ -32,9 +31,11 @@ struct BasicTwoBitRows {
 using TwoBitRows = BasicTwoBitRows<uint8_t, uint16_t>;
 using ConstTwoBitRows = BasicTwoBitRows<const uint8_t, const uint16_t>;
 
-/// rows: (n, dims), finite. Threaded; the same bytes for any thread count and SIMD level. Throws
-/// Error(bad_input) for values beyond the range of f16, Error(failed) for shapes that do not fit.
-void quantize_two_bit(MatrixView<const float> rows, const TwoBitRows& out);
+/// rows: (n, dims), finite. weights: (h, dims), of squared errors, row i by row i modulo h: levels, scale and zero take turns to make the
+/// weighed error of each group least, from the grid between its smallest and largest value on; or no rows: that grid stays, as in the paper.
+/// Threaded; the same bytes for any thread count and SIMD level. Throws Error(bad_input) for values beyond the range of f16, Error(failed)
+/// for shapes that do not fit.
+void quantize_two_bit(MatrixView<const float> rows, MatrixView<const float> weights, const TwoBitRows& out);
 
 /// The inverse: zero + level * scale. Runs on the calling thread, for callers that decode a few rows.
 void dequantize_two_bit(const ConstTwoBitRows& rows, MatrixView<float> out);

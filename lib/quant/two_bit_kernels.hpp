@@ -7,6 +7,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "lib/core/variants.hpp"
 
@@ -27,6 +28,8 @@ struct Signs {
 struct Table {
   /// Smallest and largest of n >= 1 values.
   void (*range)(const float* x, size_t n, float* low, float* high);
+  /// Moves a grid of n <= 32 values, of a scale that is positive, to where its error, weighed value by value, is least.
+  void (*refine)(const float* x, const float* weights, size_t n, float* zero, float* scale);
   /// Packs the levels of n <= 32 values on one grid; divisor is its scale, or 1 where that is 0.
   void (*levels)(const float* x, size_t n, float zero, float divisor, uint8_t* out);
   /// out[j] = zero + level * scale.
@@ -63,12 +66,43 @@ void range(const float* x, size_t n, float* low, float* high) {
   *high = limit[0];
 }
 
+inline int32_t level_of(float x, float zero, float divisor) {
+  float rounded = (x - zero) / divisor + 0.5f;
+  rounded = rounded > 0.0f ? rounded : 0.0f;
+  return (int32_t)(rounded < 3.0f ? rounded : 3.0f);
+}
+
+void refine(const float* x, const float* weights, size_t n, float* zero, float* scale) {
+  float values[kGroup] = {}, weighed[kGroup] = {}, level[kGroup];
+  memcpy(values, x, n * sizeof(float));
+  memcpy(weighed, weights, n * sizeof(float));
+  for (int round = 0; round < 4; ++round) {
+    for (size_t i = 0; i < kGroup; ++i) level[i] = (float)level_of(values[i], *zero, *scale);
+    // The line through values by their levels. Lanes are summed in one order, so that all instruction sets give the same.
+    constexpr size_t kLanes = 16;
+    float sums[5][kLanes] = {};
+    for (size_t i = 0; i < kGroup; i += kLanes)
+      for (size_t lane = 0; lane < kLanes; ++lane) {
+        const float weight = weighed[i + lane], l = level[i + lane], by_level = weight * l;
+        sums[0][lane] += weight;
+        sums[1][lane] += by_level;
+        sums[2][lane] += by_level * l;
+        sums[3][lane] += weight * values[i + lane];
+        sums[4][lane] += by_level * values[i + lane];
+      }
+    for (float (&sum)[kLanes] : sums)
+      for (size_t lane = 1; lane < kLanes; ++lane) sum[0] += sum[lane];
+    const float mean_level = sums[1][0] / sums[0][0], mean = sums[3][0] / sums[0][0];
+    const float variance = sums[2][0] - sums[1][0] * mean_level, slope = (sums[4][0] - sums[1][0] * mean) / variance;
+    if (!(variance > 0) || !(slope > 0)) return;
+    *scale = slope;
+    *zero = mean - slope * mean_level;
+  }
+}
+
 void levels(const float* x, size_t n, float zero, float divisor, uint8_t* out) {
   int32_t level[kGroup] = {};
-  for (size_t i = 0; i < n; ++i) {
-    const float rounded = (x[i] - zero) / divisor + 0.5f;
-    level[i] = (int32_t)(rounded < 3.0f ? rounded : 3.0f);
-  }
+  for (size_t i = 0; i < n; ++i) level[i] = level_of(x[i], zero, divisor);
   for (size_t i = 0; i < n; i += 4)
     out[i / 4] = (uint8_t)(level[i] << 6 | level[i + 1] << 4 | level[i + 2] << 2 | level[i + 3]);
 }

@@ -85,7 +85,7 @@ void decode_signed(const Row& row, const Signs& signs, float* out) {
       });
 }
 
-constexpr Table kTable = {range, levels, decode, decode_signed};
+constexpr Table kTable = {range, refine, levels, decode, decode_signed};
 
 }  // namespace
 

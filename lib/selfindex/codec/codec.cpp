@@ -80,11 +80,12 @@ void check_levels(const Form& form, Side side, MatrixView<const float> rows, uin
             kMaxLevelled);
 }
 
-void take_levels(const Form& form, MatrixView<const float> rows, Coded& coded) {
+/// weights: of squared errors of channels; empty for the grids of the paper.
+void take_levels(const Form& form, MatrixView<const float> rows, MatrixView<const float> weights, Coded& coded) {
   const size_t count = rows.rows() * form.heads;
   coded.levels = Matrix<uint8_t>(count, form.level_bytes());
   coded.scales = coded.zeros = Matrix<uint16_t>(count, form.groups());
-  quantize_two_bit({rows.data(), count, form.dims},
+  quantize_two_bit({rows.data(), count, form.dims}, weights,
                    {coded.levels.view(), coded.scales.view(), coded.zeros.view()});
 }
 
@@ -109,7 +110,12 @@ void append_rows(const Form& form, Engine* engine, const GroupShape& shape, Matr
   if (shape.side == Side::key) take_signs(form, view.tables(), values, coded);
   if (form.has_levels()) {
     check_levels(form, shape.side, values, before);
-    take_levels(form, values, coded);
+    Matrix<float> weights;  // levels count in a channel's largest magnitude
+    if (shape.side == Side::key && form.options.key_fit == KeyFit::least_squares) {
+      weights = Matrix<float>(form.heads, form.dims);
+      std::ranges::transform(view.tables().alpha, weights.data(), [](float alpha) { return alpha * alpha; });
+    }
+    take_levels(form, values, weights, coded);
   }
   std::vector<uint16_t> exact;
   if (form.has_levels())
@@ -211,7 +217,7 @@ CodecEntry selfindex_codec() {
           .book_type = "",
           .make_options = [] { return std::make_unique<selfindex::SelfIndexOptions>(); },
           .make = make_checked<selfindex::SelfIndexOptions, selfindex::SelfIndexCodec>,
-          .paper = {{"exact-tokens", selfindex::kPaperExactTokens}},
+          .paper = {{"exact-tokens", selfindex::kPaperExactTokens}, {"key-fit", "range"}},
           .dial = {.why_not = "it stores 2 bits and what its index takes"},
           .promise = 7,
           .on_demand = false,

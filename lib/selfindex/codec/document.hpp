@@ -37,6 +37,10 @@ constexpr auto names_of(ExactBy) {
 enum class KeyLevels : uint8_t { magnitude, with_sign };
 constexpr auto names_of(KeyLevels) { return std::to_array<std::string_view>({"magnitude", "signed"}); }
 
+/// The grid that the magnitudes of a token's keys get: that of the least squared error of keys, or the paper's, from smallest to largest.
+enum class KeyFit : uint8_t { least_squares, range };
+constexpr auto names_of(KeyFit) { return std::to_array<std::string_view>({"least-squares", "range"}); }
+
 /// The paper's number of exact tokens.
 inline constexpr int64_t kPaperExactTokens = 64;
 
@@ -46,6 +50,7 @@ struct SelfIndexOptions final : Options {
   int64_t exact_tokens = kUsualWindow;
   ExactBy exact_by = ExactBy::attention;  ///< the paper's choice, after SnapKV
   KeyLevels key_levels = KeyLevels::magnitude;
+  KeyFit key_fit = KeyFit::least_squares;
 
   std::vector<OptionField> fields() override {
     return {
@@ -59,7 +64,8 @@ struct SelfIndexOptions final : Options {
          &exact_by},
         {"key-levels",
          "what the 2 bits of a key say: its magnitude beside the sign bit, or (to see what that gains) its signed value",
-         &key_levels}};
+         &key_levels},
+        {"key-fit", "where a key's levels lie: at the least squared error, or from its smallest magnitude to its largest", &key_fit}};
   }
 };
 

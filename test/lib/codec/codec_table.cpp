@@ -423,12 +423,12 @@ CodecCase kvcomp_case(const KvcompSettings& settings) {
 // ---------------------------------------------------------------------------------------------------------------------
 
 struct SelfIndexSettings {
-  std::string store = "2bit", center = "mean", key_levels = "magnitude";
+  std::string store = "2bit", center = "mean", key_levels = "magnitude", key_fit = "least-squares";
   int64_t exact_tokens = 64;
 };
 
 /// Half a step of the 2-bit grid of a token's group of 32 channels, in units of the channel's largest centred
-/// magnitude for keys; the first tokens exactly (there are no queries here).
+/// magnitude for keys; the first tokens exactly (there are no queries here). Least squares hold to it in the sum over a group.
 void check_selfindex(const SelfIndexSettings& settings, const GroupShape& shape,
                      MatrixView<const float> original, MatrixView<const float> decoded) {
   const size_t tokens = original.rows(), width = original.cols(), d = static_cast<size_t>(shape.head_dim());
@@ -449,6 +449,8 @@ void check_selfindex(const SelfIndexSettings& settings, const GroupShape& shape,
     }
   const size_t kept = settings.exact_tokens < 0 ? std::min<size_t>(64, tokens / 64)
                                                 : static_cast<size_t>(settings.exact_tokens);
+  const bool squares = key && settings.key_fit == "least-squares";
+  double errors = 0, bounds = 0;  // squares, of a group
   size_t wrong = 0;
   for (size_t t = 0; t < tokens; ++t)
     for (size_t j = 0; j < width; ++j) {
@@ -466,18 +468,23 @@ void check_selfindex(const SelfIndexSettings& settings, const GroupShape& shape,
       const double bound = exact ? 0
                                  : alpha[j] * ((high - low) / 6 * (1 + 0x1p-8) + largest * 0x1p-9 + 0x1p-22) +
                                        (std::abs(center[j]) + alpha[j] * largest) * 0x1p-21;
-      wrong += !(std::abs(double(decoded(t, j)) - original(t, j)) <= bound);
+      const double error = std::abs(double(decoded(t, j)) - original(t, j));
+      if (!squares) wrong += !(error <= bound);
+      errors = (j == group ? 0 : errors) + error * error;
+      bounds = (j == group ? 0 : bounds) + bound * bound;
+      if (squares && j + 1 == end) wrong += !(errors <= bounds);
     }
   CHECK_EQ(wrong, 0);
 }
 
 CodecCase selfindex_case(const SelfIndexSettings& settings) {
-  return {.label = fmt::format("selfindex {}, center {}, levels of {}, {} full tokens", settings.store,
-                               settings.center, settings.key_levels, settings.exact_tokens),
+  return {.label = fmt::format("selfindex {}, center {}, levels of {} by {}, {} full tokens", settings.store,
+                               settings.center, settings.key_levels, settings.key_fit, settings.exact_tokens),
           .codec = "selfindex",
           .options = {{"store", settings.store},
                       {"center", settings.center},
                       {"key-levels", settings.key_levels},
+                      {"key-fit", settings.key_fit},
                       {"exact-tokens", settings.exact_tokens}},
           .check_error =
               [=](const GroupShape& shape, DType, MatrixView<const float> original,
@@ -880,8 +887,9 @@ std::vector<CodecCase> codec_table() {
       behind_sink(kivi_case(4, 16, 32, 0, "f16"), 5),
       selfindex_case({}),
       selfindex_case({.center = "median", .key_levels = "signed", .exact_tokens = 5}),
-      selfindex_case({.exact_tokens = 0}),
-      selfindex_case({.exact_tokens = -1}),
+      selfindex_case({.key_levels = "signed", .exact_tokens = 0}),
+      selfindex_case({.key_fit = "range", .exact_tokens = 0}),
+      selfindex_case({.key_fit = "range", .exact_tokens = -1}),
       selfindex_case({.store = "16bit"}),
       q4_case(4, 32, "none"),
       q4_case(4, 32, "hadamard"),

@@ -83,7 +83,7 @@ TEST_CASE("two-bit rows: what grouped quantization and bit packing give, at ever
           CAPTURE(name_of(level));
           set_num_threads(threads);
           Coded coded(rows, dims);
-          quantize_two_bit(x, coded.view());
+          quantize_two_bit(x, {}, coded.view());
           set_num_threads(0);
           CHECK((coded == expected));
           Matrix<float> back(rows, dims);
@@ -93,6 +93,53 @@ TEST_CASE("two-bit rows: what grouped quantization and bit packing give, at ever
     }
 }
 
+TEST_CASE("two-bit rows of least squares: never more weighed error than between smallest and largest") {
+  Rng rng(43);
+  const auto error_of = [](const Matrix<float>& x, const Matrix<float>& weights, const Coded& coded, size_t row,
+                           size_t first) {
+    Matrix<float> decoded(x.rows(), x.cols());
+    dequantize_two_bit(coded.view(), decoded);
+    double sum = 0;
+    for (size_t j = first; j < std::min(x.cols(), first + kTwoBitGroup); ++j)
+      sum += double{weights(row % weights.rows(), j)} * std::pow(double{decoded(row, j)} - x(row, j), 2);
+    return sum;
+  };
+  for (const size_t dims : kDims) {
+    CAPTURE(dims);
+    constexpr size_t kRows = 60;
+    const Matrix<float> x = make_rows(kRows, dims, rng);
+    Matrix<float> weights(3, dims);
+    for (size_t i = 0; i < weights.size(); ++i)
+      weights.data()[i] = static_cast<float>(std::exp2(rng.uniform(-6, 6)));
+    Coded range(kRows, dims), expected(kRows, dims);
+    quantize_two_bit(x, {}, range.view());
+    double all = 0, of_range = 0;
+    for (const SimdLevel level : test::simd_levels()) {
+      const test::AtLevel at(level);
+      CAPTURE(name_of(level));
+      Coded coded(kRows, dims);
+      quantize_two_bit(x, weights, coded.view());
+      if (level == test::simd_levels().front()) expected = coded;
+      CHECK((coded == expected));
+    }
+    for (size_t row = 0; row < kRows; ++row)
+      for (size_t first = 0; first < dims; first += kTwoBitGroup) {
+        // Both grids are rounded to f16, which holds offsets of five times the spread to a hundredth of it.
+        double slack = 0, largest = 0, weight = 0;
+        for (size_t j = first; j < std::min(dims, first + kTwoBitGroup); ++j) {
+          largest = std::max(largest, std::abs(double{x(row, j)}));
+          weight += weights(row % 3, j);
+        }
+        slack = weight * std::pow(largest * 0x1p-9 + 0x1p-22, 2);
+        const double least = error_of(x, weights, expected, row, first), usual = error_of(x, weights, range, row, first);
+        CHECK(std::sqrt(least) <= std::sqrt(usual) + std::sqrt(slack));
+        all += least / weight / (largest * largest);
+        of_range += usual / weight / (largest * largest);
+      }
+    if (dims >= 31) CHECK(all < 0.6 * of_range);
+  }
+}
+
 TEST_CASE("two-bit rows with signs: center +- alpha * magnitude, at every level") {
   Rng rng(42);
   for (const size_t dims : kDims) {
@@ -100,7 +147,7 @@ TEST_CASE("two-bit rows with signs: center +- alpha * magnitude, at every level"
     Matrix<float> magnitudes = make_rows(5, dims, rng);
     for (size_t i = 0; i < magnitudes.size(); ++i) magnitudes.data()[i] = std::abs(magnitudes.data()[i]);
     Coded coded(5, dims);
-    quantize_two_bit(magnitudes, coded.view());
+    quantize_two_bit(magnitudes, {}, coded.view());
     Matrix<float> decoded(5, dims);
     dequantize_two_bit(std::as_const(coded).view(), decoded);
     std::vector<uint8_t> signs((dims + 7) / 8);
@@ -128,10 +175,11 @@ TEST_CASE("two-bit rows with signs: center +- alpha * magnitude, at every level"
 TEST_CASE("two-bit rows refuse what does not fit") {
   Matrix<float> x(2, 40);
   Coded coded(2, 40), narrow_one(2, 32), one(1, 40);
-  CHECK_THROWS_AS(quantize_two_bit(x, narrow_one.view()), Error);
-  CHECK_THROWS_AS(quantize_two_bit(x, one.view()), Error);
+  CHECK_THROWS_AS(quantize_two_bit(x, {}, narrow_one.view()), Error);
+  CHECK_THROWS_AS(quantize_two_bit(x, {}, one.view()), Error);
+  CHECK_THROWS_AS(quantize_two_bit(x, Matrix<float>(1, 39), coded.view()), Error);
   CHECK_THROWS_AS(dequantize_two_bit(std::as_const(one).view(), x), Error);
-  quantize_two_bit(x, coded.view());
+  quantize_two_bit(x, {}, coded.view());
   std::vector<uint8_t> signs(5), few(4);
   std::vector<float> channels(40);
   CHECK_THROWS_AS(dequantize_signed_row(std::as_const(coded).view(), 2, signs, channels, channels, channels),
@@ -139,7 +187,7 @@ TEST_CASE("two-bit rows refuse what does not fit") {
   CHECK_THROWS_AS(dequantize_signed_row(std::as_const(coded).view(), 1, few, channels, channels, channels),
                   Error);
   x(1, 7) = 1e30f;
-  CHECK_THROWS_WITH_AS(quantize_two_bit(x, coded.view()), doctest::Contains("beyond the range"), Error);
+  CHECK_THROWS_WITH_AS(quantize_two_bit(x, {}, coded.view()), doctest::Contains("beyond the range"), Error);
 }
 
 }  // namespace two_bit_test
