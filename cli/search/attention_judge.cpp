@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "formats/cache/score_forms.hpp"
+#include "formats/models/key_rope.hpp"
 #include "lib/attention/selector.hpp"
 #include "lib/codec/document_view.hpp"
 #include "lib/core/checked.hpp"
@@ -21,7 +22,8 @@ LayerRows::LayerRows(const KvReader& kv, int layer, uint64_t first, uint64_t cou
 }
 
 StoredQueries::StoredQueries(const KvReader& kv, std::span<const uint64_t> rows, size_t document,
-                             size_t most) {
+                             size_t most)
+    : begin_(kv.documents().offsets[document]) {
   const auto begin = std::ranges::lower_bound(rows, kv.documents().offsets[document]),
              end = std::ranges::lower_bound(rows, kv.documents().offsets[document + 1]);
   const auto there = static_cast<size_t>(end - begin), taken = std::min(most, there);
@@ -37,15 +39,23 @@ AttentionErrorSums StoredQueries::errors(const KvReader& kv, int layer, std::spa
   const ModelInfo& model = kv.model();
   const LayerShape shape = model.layer_shape(layer);
   const ScoreForms forms = score_forms(model);
-  std::vector<uint64_t> numbers, from, visible;
+  std::vector<uint64_t> numbers, from, visible, at;
   for (size_t i = 0; i < tokens_.size(); ++i) {
     const auto seen = static_cast<uint64_t>(std::ranges::upper_bound(tokens, tokens_[i]) - tokens.begin());
     const uint64_t first = forms.first_seen(layer, tokens, tokens_[i]);
-    if (first < seen) numbers.push_back(numbers_[i]), from.push_back(first), visible.push_back(seen);
+    if (first < seen)
+      numbers.push_back(numbers_[i]), from.push_back(first), visible.push_back(seen), at.push_back(tokens_[i] - begin_);
   }
   if (numbers.empty()) return {};
   Matrix<float> queries(numbers.size(), as_size(model.num_q_heads) * as_size(shape.key_dim));
   for (size_t i = 0; i < numbers.size(); ++i) kv.read_queries(layer, numbers[i], queries.view().rows(i, 1));
+  const auto far = std::ranges::lower_bound(at, tokens.back() - begin_ + 1);
+  if (const KeyRope rope = key_rope_of(model); far != at.end() && rope.known()) {
+    const auto first = static_cast<size_t>(far - at.begin());
+    const MatrixView<float> moved = queries.view().rows(first, at.size() - first);
+    rope.turn(TurnWay::back, {&layer, 1}, std::span(at).subspan(first), moved);
+    rope.turn(TurnWay::forward, {&layer, 1}, std::vector(moved.rows(), tokens.back() - begin_ + 1), moved);
+  }
   AttentionErrorMeter meter(1, model.num_q_heads, 0);
   meter.add(0, {.keys = rows.keys,
                 .values = rows.values,

@@ -44,11 +44,13 @@ class StoredQueries {
     MatrixView<const float> keys, values, other_keys, other_values;
   };
   /// Errors of attention to these tokens of the document in a layer, which rise: each query sees those up to its own. It is as if
-  /// there were no others, so that parts of a document can be judged. tokens: rows of the file.
+  /// there were no others: to judge the beginning of a document, queries from behind it are turned to where they would follow it, since from
+  /// far away they attend to its first tokens more than a text's queries do. tokens: rows of the file.
   AttentionErrorSums errors(const KvReader& kv, int layer, std::span<const uint64_t> tokens,
                             const Rows& rows) const;
 
  private:
+  uint64_t begin_;                          // the document's first row of the file
   std::vector<uint64_t> numbers_, tokens_;  // their places among all queries; their rows of the file
 };
 

@@ -30,7 +30,7 @@ constexpr size_t kLeastIds = 4096;
 /// The samples' shares of the cache's tokens, for goals of a quality, whose errors take longer, and others; and limits of their numbers
 /// of tokens. Rates of a codec that learns from text differ by 2% from one document of 1,024 tokens to another.
 constexpr uint64_t kNarrowShare = 32, kLeastNarrow = 256, kMaxNarrow = 1024;
-constexpr uint64_t kWideShare = 4, kWideShareOfErrors = 5, kLeastWide = 1024, kMaxWide = 16384;
+constexpr uint64_t kWideShare = 4, kWideShareOfErrors = 8, kLeastWide = 1024, kMaxWide = 16384;
 
 /// The maximum number of values in the wide sample, in all layers: if a token has many values, it takes fewer tokens.
 constexpr uint64_t kMaxSampledValues = uint64_t{1} << 28;
@@ -43,6 +43,8 @@ constexpr double kNear = 0.015, kNearDb = 0.25;
 /// If rates were learned at whole settings, others lie at most kAround from one of them. Around it the rate's logarithm changes kSteepness times as
 /// fast as from one whole setting to the next: 1.7 (SmolLM2) to 0.8 times (a small model at high rates). A step of kNearLearned hides that.
 constexpr double kAround = 0.49, kSteepness = 1.5, kNearLearned = 0.15;
+/// Decibels follow learned rates less closely, and differ by half a decibel from one sample to another: over this, two, they are tried again.
+constexpr double kNearLearnedDb = 2.5;
 /// The share of a rate that is aimed at: tables that are fitted to a sample serve it better than other tokens, by some thousandths.
 constexpr double kAim = 0.998;
 constexpr int kMaxTries = 30, kLossRounds = 5;
@@ -376,7 +378,7 @@ class Search {
   }
 
   std::unique_ptr<Options> options_at(double setting) const {
-    if (!goal_.of_rate() && !learned_.empty())
+    if (goal_.of_loss() && !learned_.empty())
       setting = std::lerp(std::round(setting), setting, 1 / kSteepness);
     if (path_.empty()) return options_at(TwoSettings{setting, setting});
     const auto before = static_cast<size_t>(std::clamp(std::floor(setting), 0.0, range().highest));
@@ -535,7 +537,7 @@ class Search {
   /// A rate or a quality. Searches on the narrow sample; then what the wide one gives at the setting found corrects the target. expected:
   /// what the whole cache is expected to come to.
   double find_sampled(double& expected) {
-    if (goal_.of_rate() && !learned_.empty()) return follow_learned(expected);
+    if (!learned_.empty()) return follow_learned(expected);
     double offset = 0;
     for (bool corrected = false;; corrected = true) {
       const Bracket found = find_bracket(-offset);
@@ -548,19 +550,31 @@ class Search {
     }
   }
 
-  /// The same for a rate where the learned ones say how this cache's goes on from one setting: one try on each sample is enough, unless
-  /// the wide one asks for another setting far away.
+  /// The decibels that a rate, given as its logarithm, usually keeps; caches and models differ by an offset. Of three models.
+  static double usual_db(double rate) { return 12.2 + 2.3 * rate + 3.7 * std::exp(rate); }
+  /// The rate with which they are those of `rate` and so many more.
+  static double usual_rate(double rate, double more_db) {
+    const double db = usual_db(rate) + more_db;
+    for (int round = 0; round < 30; ++round) rate -= (usual_db(rate) - db) / (2.3 + 3.7 * std::exp(rate));
+    return rate;
+  }
+
+  /// The same where learned rates say how this cache's rate goes on from one setting, and so its decibels: one try on each sample is enough,
+  /// unless the wide one asks for another setting far away. Attention to few tokens says too little: decibels take the wide one only.
   double follow_learned(double& expected) {
-    double setting = learned_setting(std::log(bits_left()), 0);
+    const bool rate = goal_.of_rate();
+    if (!rate) probe_ = &context_.samples.wide;
+    double setting = learned_setting(rate ? std::log(bits_left()) : usual_rate(0, target_db() - usual_db(0)), 0);
     for (int tries = 5;; --tries) {
       const auto codec = codec_with(*options_at(setting));
       if (!codec) throw Error(*refusal_);
-      const double aim = learned_at(setting) - try_codec(*codec), last = setting;
+      const double excess = try_codec(*codec), now = learned_at(setting), last = setting;
+      const double aim = rate ? now - excess : usual_rate(now, -excess);
       setting = learned_setting(aim, has_wide() ? 0 : last);
-      if (!has_wide() && (tries == 1 || std::abs(setting - last) <= kNearLearned)) {
-        const double excess = learned_at(setting) - aim;  // not 0 beyond the outermost settings
-        expected = measure_at(excess);
-        if (excess > kNear) miss(expected);
+      if (!has_wide() && (tries == 1 || std::abs(setting - last) <= (rate ? kNearLearned : kNearLearnedDb))) {
+        const double at = learned_at(setting);  // not `aim` beyond the outermost settings
+        expected = measure_at(rate ? at - aim : usual_db(at) - usual_db(aim));
+        if (rate ? at - aim > kNear : expected < target_db() - kNearDb) miss(expected);
         return setting;
       }
       probe_ = &context_.samples.wide;

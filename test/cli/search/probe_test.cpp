@@ -6,6 +6,7 @@
 
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
+#include "formats/models/key_rope.hpp"
 #include "lib/codec/outer_codecs.hpp"
 #include "test/formats/folder.hpp"
 #include "test/formats/samples.hpp"
@@ -164,9 +165,23 @@ TEST_CASE("samples of caches: queries judge errors by what they do to attention"
   CHECK(Probe::snr_db(errors) > 15);
   CHECK(Probe::judged_db(errors) < Probe::snr_db(errors) - 6);
   CHECK(cost_of_errors(errors[0][0], Side::key, 0, nullptr) > errors[0][0].error / errors[0][0].signal * 100);
-  // A part of a document is judged by the queries behind it.
+  // A part of a document is judged by the queries behind it, as if they were asked at its end.
   const Probe part(kv, {0, 1}, {0}, {0, 1}, 60);
-  CHECK_EQ(part.measure(*coarse, Side::key).errors[0][0].attention.queries, 8);
+  const AttentionErrorSums of_part = part.measure(*coarse, Side::key).errors[0][0].attention;
+  CHECK_EQ(of_part.queries, 8);
+  const KeyRope rope = key_rope_of(kv.model());
+  REQUIRE(rope.turns());
+  const int layer = 0;
+  const std::vector<uint64_t> asked{142, 147, 152, 157}, at_end(4, 60), all(4, 60);
+  rope.turn(TurnWay::back, {&layer, 1}, asked, queries);
+  rope.turn(TurnWay::forward, {&layer, 1}, at_end, queries);
+  const DocumentRows beginning(own.keys.view().rows(0, 60));
+  Matrix<float> decoded(60, own.keys.cols());
+  coarse->open(shape, encode_in_memory(*coarse, shape, {&beginning, 1}).document(0))->decode(0, decoded);
+  AttentionErrorMeter meter_of_part(1, 2, 0);
+  const auto values = own.values.view().rows(0, 60);
+  meter_of_part.add(0, {own.keys.view().rows(0, 60), values, decoded, values, queries, all, 1});
+  CHECK(of_part.mean_divergence() == doctest::Approx(meter_of_part.sums().mean_divergence()));
   // Energy decides where queries are not multiplied with the keys as they are.
   write_queries(folder / "unturned.h5", "pre-rope");
   const KvReader unturned(folder / "unturned.h5");
