@@ -346,13 +346,16 @@ void AttentionSums::for_each_score(uint64_t first, MatrixView<const float> keys,
     }
 }
 
+/// As floats, since scores are no more exact; it takes a third of the time of doubles.
+static double exp_of(double x) { return std::exp(static_cast<float>(x)); }
+
 void AttentionSums::first_pass(uint64_t first, MatrixView<const float> keys) {
   for_each_score(first, keys, [&](size_t q, uint64_t, double score) {
     if (score > largest_[q]) {
-      sums_[q] = sums_[q] * std::exp(largest_[q] - score) + 1;
+      sums_[q] = sums_[q] * exp_of(largest_[q] - score) + 1;
       largest_[q] = score;
     } else {
-      sums_[q] += std::exp(score - largest_[q]);
+      sums_[q] += exp_of(score - largest_[q]);
     }
   });
 }
@@ -360,7 +363,7 @@ void AttentionSums::first_pass(uint64_t first, MatrixView<const float> keys) {
 void AttentionSums::second_pass(uint64_t first, MatrixView<const float> keys) {
   weights_.resize(first + keys.rows());
   for_each_score(first, keys, [&](size_t q, uint64_t token, double score) {
-    const double weight = std::exp(score - largest_[q]) / sums_[q];
+    const double weight = exp_of(score - largest_[q]) / sums_[q];
     weights_[token] += squares_ ? weight * weight : weight;
   });
 }

@@ -34,6 +34,14 @@ for quality in low medium high near-lossless; do
     '.reconstructions[0] | [.key, .value] | map(.layers[].nmse) | (-10 * ((add / length) | log10)) as $snr
      | "\($quality): \($snr | . + 0.05 | floor) dB, \(if $bits > 0.5 and $bits < 8 then "smaller" else $bits end)"'
 done
+# A book says how decibels go on from one setting to the next.
+for quality in low:10 medium:15 high:20; do
+  kvcodec encode kv.h5 --codec transform --book transform.h5 --quality "${quality%:*}" --quiet --json --overwrite -o learned.h5 >rate
+  kvcodec decode learned.h5 --book transform.h5 --quiet --overwrite -o recon.h5 >/dev/null
+  kvcodec eval-recon kv.h5 recon.h5 --json --quiet | jq -r --argjson db "${quality#*:}" --argjson tries "$(jq .search_tries rate)" \
+    '.reconstructions[0] | [.key, .value] | map(.layers[].nmse) | (-10 * ((add / length) | log10)) as $snr
+     | "\(if ($snr - $db | fabs) < 1 then "reached" else $snr end) in \(if $tries <= 2 then "two tries at most" else $tries end)"'
+done
 # A loss: the upper end of its interval keeps the limit.
 kvcodec encode kv.h5 --codec kvcomp --max-nll 0.02 --model src/data/demo-model --text src/data/text/pride-and-prejudice.txt --overwrite -o loss.h5 2>said >/dev/null
 sed -n 's/.*loses \([0-9.]*\) nats per token, at most \([0-9.]*\) with 95% confidence/\1 \2/p' said |
@@ -73,6 +81,7 @@ refused encode kv.h5 --codec kivi --total-bits 0 -o x.h5
 refused encode kv.h5 --codec kivi:total-bits=0 -o x.h5
 refused encode kv.h5 --codec kvcomp --max-nll 0 -o x.h5
 refused encode kv.h5 --codec auto --total-bits 0 --max-nll 0 -o x.h5
+refused encode kv.h5 --codec transform --book transform.h5 --quality near-lossless -o x.h5
 refused encode kv.h5 --codec kvcomp --total-bits 2 --quality low -o x.h5
 refused encode kv.h5 --codec kvcomp --total-bits 0 --quality low -o x.h5
 refused encode kv.h5 --codec kvcomp --max-nll 0.1 -o x.h5
