@@ -6,9 +6,7 @@
 #include <numeric>
 
 #include "lib/core/checked.hpp"
-#include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
-#include "lib/entropy/huffman_kernels.hpp"
 #include "lib/entropy/huffman_step.hpp"
 
 namespace kvcodec {
@@ -323,10 +321,102 @@ void HuffmanEncoder::encode_runs(MatrixView<const uint8_t> symbols, std::span<co
 
 // Decoding -----------------------------------------------------------------------------------------
 
-using namespace huffman_kernels;
-static_assert(kWindow == kMaxCodeLength);
+namespace {
 
-static const Table& kernels() { return pick(scalar::table, avx2::table)(); }
+/// Bits of a look-up: as many as the longest code has. The table then takes 32 KiB.
+constexpr unsigned kWindow = kMaxCodeLength;
+
+/// Maximum number of symbols of an entry. An entry, one for each value of the next kWindow bits, has all symbols whose
+/// codes lie entirely within them, up to that number:
+///   bits  0..5   bits of these symbols together, 1..kWindow
+///   bits  6..9   bits of the first symbol
+///   bits 10..12  number of symbols, 1..kEntrySymbols
+///   bits 16..63  the symbols, the first one lowest
+constexpr size_t kEntrySymbols = 6;
+
+/// Streams that are decoded side by side, so that the processor has independent work while a look-up waits.
+constexpr size_t kLanes = 8;
+
+/// A stream of symbols: from bit `bit` of the input to [out, end). Decoding moves bit and out behind what it has decoded.
+struct Lane {
+  uint64_t bit;
+  uint8_t *out, *end;
+};
+
+static_assert(std::endian::native == std::endian::little, "words are swapped from big-endian below");
+
+/// Minimum number of bits of one load, and the number of look-ups that they suffice for.
+constexpr uint64_t kLoadBits = 57;
+constexpr size_t kLookUps = kLoadBits / kWindow;
+
+/// Maximum number of symbols of a round of look-ups, and the additional bytes that its last store writes.
+constexpr size_t kRoundSymbols = kLookUps * kEntrySymbols, kSlack = sizeof(uint64_t) - kEntrySymbols;
+
+/// The bits from `bit` on, highest first; last: the last byte that 8 bytes can be read from.
+inline uint64_t load_bits(const uint8_t* in, uint64_t last, uint64_t bit) {
+  const uint64_t byte = bit / 8 < last ? bit / 8 : last;
+  uint64_t word;
+  memcpy(&word, in + byte, sizeof word);
+  return __builtin_bswap64(word) << ((bit - 8 * byte) & 63);
+}
+
+/// Number of rounds of look-ups in which no lane can leave its room or the input.
+template <size_t kCount>
+size_t safe_rounds(const Lane* lanes, uint64_t last) {
+  size_t least_room = ~size_t{0};
+  uint64_t last_bit = 0;
+  for (size_t k = 0; k < kCount; ++k) {
+    const auto room = (size_t)(lanes[k].end - lanes[k].out);
+    least_room = room < least_room ? room : least_room;
+    last_bit = lanes[k].bit > last_bit ? lanes[k].bit : last_bit;
+  }
+  const size_t by_room = least_room < kSlack ? 0 : (least_room - kSlack) / kRoundSymbols;
+  const size_t by_bits = last_bit > 8 * last ? 0 : (8 * last - last_bit) / kLoadBits;
+  return by_room < by_bits ? by_room : by_bits;
+}
+
+/// Decodes the lanes to their ends. Reads nothing outside in[0, in_bytes), in_bytes >= 8; codes behind the end of the input are
+/// undefined. The lanes advance together, look-up by look-up: a processor sees only so far ahead, and finds independent
+/// work there. First whole entries, in rounds for which no lane asks how far its end is; then symbol by symbol, to the ends.
+template <size_t kCount>
+void decode_lanes(const uint64_t* entries, const uint8_t* in, size_t in_bytes, Lane* lanes) {
+  const uint64_t last = in_bytes - 8;
+  Lane lane[kCount];
+#pragma GCC unroll 8
+  for (size_t k = 0; k < kCount; ++k) lane[k] = lanes[k];
+  while (size_t rounds = safe_rounds<kCount>(lane, last))
+    for (; rounds > 0; --rounds) {
+      uint64_t word[kCount];
+      // Its lowest bit is a mark, not input: how far it has moved up at the end is how many bits were used.
+#pragma GCC unroll 8
+      for (size_t k = 0; k < kCount; ++k) word[k] = load_bits(in, last, lane[k].bit) | 1;
+#pragma GCC unroll 8
+      for (size_t i = 0; i < kLookUps; ++i)
+#pragma GCC unroll 8
+        for (size_t k = 0; k < kCount; ++k) {
+          const uint64_t entry = entries[word[k] >> (64 - kWindow)], symbols = entry >> 16;
+          memcpy(lane[k].out, &symbols,
+                 sizeof symbols);  // more than count: the next look-up writes over the rest
+          lane[k].out += entry >> 10 & 7;
+          word[k] <<= entry & 63;
+        }
+#pragma GCC unroll 8
+      for (size_t k = 0; k < kCount; ++k) lane[k].bit += (uint64_t)__builtin_ctzll(word[k]);
+    }
+  for (bool unfinished = true; unfinished;) {
+    unfinished = false;
+    for (size_t k = 0; k < kCount; ++k) {
+      if (lane[k].out == lane[k].end) continue;
+      const uint64_t entry = entries[load_bits(in, last, lane[k].bit) >> (64 - kWindow)];
+      *lane[k].out++ = (uint8_t)(entry >> 16);
+      lane[k].bit += entry >> 6 & 15;
+      unfinished = true;
+    }
+  }
+  for (size_t k = 0; k < kCount; ++k) lanes[k] = lane[k];
+}
+
+}  // namespace
 
 HuffmanDecoder::HuffmanDecoder(const HuffmanBook& book) : book_(book) {
   if (book.symbols() > 256) throw failed("a book of {} symbols; bytes name 256", book.symbols());
@@ -372,7 +462,7 @@ size_t HuffmanDecoder::decode_joined(Work& work, size_t per_lane) const {
     lanes[k] = {starts[k], out, out + symbols};
     starts[k + 1] = starts[k] + work.bits_of(k * per_lane, per_lane);
   }
-  kernels().decode_lanes(entries_.data(), work.payload.data(), work.payload.size(), lanes);
+  decode_lanes<kLanes>(entries_.data(), work.payload.data(), work.payload.size(), lanes);
   for (size_t k = 0; k < kLanes; ++k) {
     if (lanes[k].bit == starts[k + 1] && !has_escape({lanes[k].end - symbols, symbols})) continue;
     work.bit = starts[k];
@@ -385,7 +475,7 @@ size_t HuffmanDecoder::decode_joined(Work& work, size_t per_lane) const {
 void HuffmanDecoder::decode_alone(Work& work, size_t run) const {
   const std::span<uint8_t> row = work.out.row(run);
   Lane lane{work.bit, row.data(), row.data() + row.size()};
-  kernels().decode_lane(entries_.data(), work.payload.data(), work.payload.size(), &lane);
+  decode_lanes<1>(entries_.data(), work.payload.data(), work.payload.size(), &lane);
   work.bit += work.run_bits[run];
   size_t escapes = 0;
   if (has_escape(row))

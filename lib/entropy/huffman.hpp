@@ -153,7 +153,7 @@ class HuffmanDecoder {
   }
 
   HuffmanBook book_;
-  std::vector<uint64_t> entries_;  // huffman_kernels.hpp
+  std::vector<uint64_t> entries_;  // huffman.cpp
 };
 
 /// The table of huffman_step.hpp for a book: 2^kStepWindow entries. Throws Error(failed) if the book has no codes, or

@@ -225,7 +225,7 @@ class TileAttention : TileRows {
            first ? 0.0f : 1.0f, sum_);
   }
 
-  /// Masks one row of scores, turns it into weights (in place, or rounded), and scales the row's sum so far; before the first
+  /// Masks one row of scores, turns it into weights (in place, and rounded), and scales the row's sum so far; before the first
   /// block there is none. Rows come in order.
   void weigh(size_t row, size_t block, size_t width, bool first) {
     constexpr float kMasked = -std::numeric_limits<float>::infinity();
@@ -243,8 +243,8 @@ class TileAttention : TileRows {
     if (cap_ > 0) soft_cap(scores.subspan(begin, end - begin), cap_);
     std::fill(scores.begin(), scores.begin() + static_cast<std::ptrdiff_t>(begin), kMasked);
     std::fill(scores.begin() + static_cast<std::ptrdiff_t>(end), scores.end(), kMasked);
-    const float factor =
-        in_bf16_ ? softmax_block(scores, rounded, states_[row]) : softmax_block(scores, states_[row]);
+    const float factor = softmax_block(scores, states_[row]);
+    if (in_bf16_) narrow(DType::bf16, scores, rounded);
     if (!first && factor != 1) scale(sum_.row(row), factor);
   }
 

@@ -1,17 +1,18 @@
 // The functions of row_ops.hpp, compiled three times: by row_ops.cpp for every machine and by row_kernels_avx2.cpp and
-// row_kernels_avx512.cpp with wider instructions. Their vectors are as wide as a register; GCC keeps wider ones in memory. Sums
-// have 16 lanes at every level, so they are the same everywhere. Products and sums are never fused. Everything is in an unnamed
+// row_kernels_avx512.cpp with wider instructions. They are plain loops without branches, which compilers make wide by themselves. Sums
+// have 16 lanes, so they are the same everywhere. Products and sums are never fused. Everything is in an unnamed
 // namespace, so that no file can get another's copy (see lib/core/cpu.hpp).
 #pragma once
 
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
 #include "lib/core/variants.hpp"
 
-#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions of one file only
+#ifdef __clang__
+#pragma clang diagnostic ignored "-Wpass-failed"  // under sanitizers some loops stay narrow
+#endif
 
 namespace kvcodec::row_kernels {
 
@@ -30,7 +31,6 @@ struct Table {
   void (*turn_pairs)(float* head, const float* cosines, const float* sines, size_t half);
   void (*cosines_sines)(float position, const float* frequencies, float* cosines, float* sines, size_t n);
   float (*softmax_block)(float* scores, float* max, float* sum, size_t n);
-  float (*softmax_block_bf16)(const float* scores, uint16_t* weights, float* max, float* sum, size_t n);
   double (*sum)(const float* x, size_t n);
   double (*dot)(const float* x, const float* y, size_t n);
 };
@@ -39,273 +39,145 @@ KVCODEC_VARIANTS(const Table& table();)
 
 namespace {
 
-constexpr size_t kWidth = KVCODEC_REGISTER_FLOATS;
-constexpr size_t kHalf = kWidth / 2;
-typedef float Floats __attribute__((vector_size(kWidth * sizeof(float))));
-typedef uint32_t Bits __attribute__((vector_size(kWidth * sizeof(uint32_t))));
-typedef uint16_t Halves __attribute__((vector_size(kWidth * sizeof(uint16_t))));
-typedef float HalfFloats __attribute__((vector_size(kHalf * sizeof(float))));
-typedef double Doubles __attribute__((vector_size(kHalf * sizeof(double))));
-typedef uint64_t DoubleBits __attribute__((vector_size(kHalf * sizeof(uint64_t))));
-
-// Vectors for folding lanes, whatever the width.
-typedef float FourFloats __attribute__((vector_size(4 * sizeof(float))));
-typedef float EightFloats __attribute__((vector_size(8 * sizeof(float))));
-typedef float SixteenFloats __attribute__((vector_size(16 * sizeof(float))));
-typedef double TwoDoubles __attribute__((vector_size(2 * sizeof(double))));
-typedef double FourDoubles __attribute__((vector_size(4 * sizeof(double))));
-typedef double EightDoubles __attribute__((vector_size(8 * sizeof(double))));
-
 #define KVCODEC_INLINE [[gnu::always_inline]] inline
 
-KVCODEC_INLINE Floats broadcast(float value) { return Floats{} + value; }
+KVCODEC_INLINE uint32_t bits_of(float value) { return __builtin_bit_cast(uint32_t, value); }
+KVCODEC_INLINE float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
-/// A whole vector of a row, by its begin; the row holds all of its elements.
-struct Whole {
-  size_t begin;
-  KVCODEC_INLINE Floats load(const float* row) const {
-    Floats value;
-    memcpy(&value, row + begin, sizeof(value));
-    return value;
-  }
-  KVCODEC_INLINE Floats load(const float* row, const Floats& /*others*/) const { return load(row); }
-  KVCODEC_INLINE void store(const Floats& value, float* row) const {
-    memcpy(row + begin, &value, sizeof(value));
-  }
-};
-
-/// The same for the end of a row, which holds the first n < kWidth elements.
-struct Tail {
-  size_t begin, n;
-  /// The elements beyond the row are those of `others`.
-  KVCODEC_INLINE Floats load(const float* row, const Floats& others = Floats{}) const {
-    Floats value = others;
-    memcpy(&value, row + begin, n * sizeof(float));
-    return value;
-  }
-  KVCODEC_INLINE void store(const Floats& value, float* row) const {
-    memcpy(row + begin, &value, n * sizeof(float));
-  }
-};
-
-/// Calls body(at) for each vector of a row of n elements, with a Whole or, at last, a Tail.
-template <class Body>
-KVCODEC_INLINE void each_vector(size_t n, const Body& body) {
-  size_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) body(Whole{i});
-  if (i < n) body(Tail{i, n - i});
+/// a or b, both of which are computed: a branch would keep a loop narrow.
+KVCODEC_INLINE float either(bool first, float a, float b) {
+  const uint32_t mask = first ? ~0u : 0u;
+  return float_of((bits_of(a) & mask) | (bits_of(b) & ~mask));
 }
 
 /// exp(x) for x <= 0: x = k ln 2 + r, |r| <= ln 2 / 2, exp(x) = 2^k exp(r).
-KVCODEC_INLINE Floats exp_of_nonpositive(const Floats& x) {
+KVCODEC_INLINE float exp_of_nonpositive(float x) {
   constexpr float kLog2OfE = 0x1.715476p+0f;
   // ln 2 in two parts; the first has so few digits that k times it is exact.
   constexpr float kLn2High = 0x1.62ep-1f, kLn2Low = 0x1.0bfbe8p-15f;
   // Adding it rounds to an integer, which then stands in the lowest bits.
   constexpr float kRound = 0x1.8p+23f;
   constexpr float kSmallest = -0x1.5d589ep+6f;  // ln of the smallest normal float
-  const Floats shifted = x * kLog2OfE + kRound;
-  const Floats k = shifted - kRound;
-  const Floats r = (x - k * kLn2High) - k * kLn2Low;
+  const float shifted = x * kLog2OfE + kRound;
+  const float k = shifted - kRound;
+  const float r = (x - k * kLn2High) - k * kLn2Low;
   // exp(r) = 1 + r + r^2 q(r), q the minimax polynomial of degree 4 for the relative error of exp(r) on that
   // interval: 3.1e-9 before rounding (Remez, computed for this file).
-  Floats q = broadcast(0x1.6a244cp-10f);
+  float q = 0x1.6a244cp-10f;
   q = q * r + 0x1.1239d4p-7f;
   q = q * r + 0x1.5558f2p-5f;
   q = q * r + 0x1.555492p-3f;
   q = q * r + 0x1.fffffcp-2f;
-  const Floats mantissa = (r * r) * q + r + 1.0f;
-  Bits exponent;
-  memcpy(&exponent, &shifted, sizeof(exponent));
-  const Bits power_bits = (exponent + 127u) << 23;
-  Floats power;
-  memcpy(&power, &power_bits, sizeof(power));
-  return x < kSmallest ? Floats{} : mantissa * power;
+  const float mantissa = (r * r) * q + r + 1.0f;
+  const float power = float_of((bits_of(shifted) + 127u) << 23);
+  return either(x < kSmallest, 0, mantissa * power);
 }
 
-// Folds lanes in halves: the upper half onto the lower one until one lane is left. In registers; through memory this would take
-// longer than a row of a hundred values.
-
-template <class Combine>
-KVCODEC_INLINE float folded(const FourFloats& four, const Combine& combine) {
-  const FourFloats two = combine(four, __builtin_shufflevector(four, four, 2, 3, 2, 3));
-  return combine(two, __builtin_shufflevector(two, two, 1, 1, 1, 1))[0];
-}
-template <class Combine>
-KVCODEC_INLINE float folded(const EightFloats& eight, const Combine& combine) {
-  return folded(combine(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
-                        __builtin_shufflevector(eight, eight, 4, 5, 6, 7)),
-                combine);
-}
-template <class Combine>
-KVCODEC_INLINE float folded(const SixteenFloats& all, const Combine& combine) {
-  return folded(combine(__builtin_shufflevector(all, all, 0, 1, 2, 3, 4, 5, 6, 7),
-                        __builtin_shufflevector(all, all, 8, 9, 10, 11, 12, 13, 14, 15)),
-                combine);
-}
-
-template <class Combine>
-KVCODEC_INLINE double folded(const TwoDoubles& two, const Combine& combine) {
-  return combine(two[0], two[1]);
-}
-template <class Combine>
-KVCODEC_INLINE double folded(const FourDoubles& four, const Combine& combine) {
-  return folded(combine(__builtin_shufflevector(four, four, 0, 1), __builtin_shufflevector(four, four, 2, 3)),
-                combine);
-}
-template <class Combine>
-KVCODEC_INLINE double folded(const EightDoubles& eight, const Combine& combine) {
-  return folded(combine(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
-                        __builtin_shufflevector(eight, eight, 4, 5, 6, 7)),
-                combine);
-}
-
-struct Sum {
-  template <class T>
-  KVCODEC_INLINE T operator()(const T& a, const T& b) const {
-    return a + b;
-  }
-};
-/// The larger number; a if b is a NaN.
-struct Larger {
-  template <class T>
-  KVCODEC_INLINE T operator()(const T& a, const T& b) const {
-    return b > a ? b : a;
-  }
-};
-
-/// Lanes into which a row is folded, the same at every level: 16, element i in lane i % 16.
+/// Lanes into which a row is folded: element i in lane i % 16.
 constexpr size_t kLanes = 16;
-constexpr size_t kParts = kLanes / kWidth;
 
-/// The lanes in one lane; parts is overwritten.
-template <class Vector, size_t kCount, class Combine>
-KVCODEC_INLINE auto folded(Vector (&parts)[kCount], const Combine& combine) {
-  for (size_t half = kCount / 2; half > 0; half /= 2)
-    for (size_t part = 0; part < half; ++part) parts[part] = combine(parts[part], parts[part + half]);
-  return folded(parts[0], combine);
+/// The sum of the lanes: the upper half onto the lower one until one lane is left.
+template <class Number>
+KVCODEC_INLINE Number folded(Number (&lanes)[kLanes]) {
+  for (size_t half = kLanes / 2; half > 0; half /= 2)
+    for (size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  return lanes[0];
 }
 
-/// A vector's elements as doubles.
-struct Wide {
-  Doubles low, high;
-};
-
-KVCODEC_INLINE Wide widened(const Floats& value) {
-  // Through memory: compilers read halves from there, and splitting a register would cost more.
-  HalfFloats halves[2];
-  memcpy(halves, &value, sizeof(value));
-  return {__builtin_convertvector(halves[0], Doubles), __builtin_convertvector(halves[1], Doubles)};
-}
-
-KVCODEC_INLINE Wide product(const Floats& x, const Floats& y) {
-  const Wide a = widened(x), b = widened(y);
-  return {a.low * b.low, a.high * b.high};
-}
-
-/// The sum of term(at), a Wide, of each vector of a row of n elements; a term is 0 beyond the row.
+/// The sum of term(i) over the n elements of a row.
 template <class Term>
 KVCODEC_INLINE double sum_of(size_t n, const Term& term) {
-  Doubles lanes[2 * kParts] = {};
-  const auto add = [&](size_t part, const Wide& value) {
-    lanes[2 * part] += value.low;
-    lanes[2 * part + 1] += value.high;
-  };
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (size_t part = 0; part < kParts; ++part) add(part, term(Whole{i + part * kWidth}));
-  for (size_t part = 0; part < kParts && i < n; ++part, i += kWidth)
-    add(part, i + kWidth <= n ? term(Whole{i}) : term(Tail{i, n - i}));
-  return folded(lanes, Sum());
+  double lanes[kLanes] = {};
+  const size_t whole = n / kLanes * kLanes;
+  for (size_t i = 0; i < whole; i += kLanes)
+    for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += term(i + lane);
+  for (size_t i = whole; i < n; ++i) lanes[i - whole] += term(i);
+  return folded(lanes);
 }
 
 double sum(const float* x, size_t n) {
-  return sum_of(n, [&](const auto& at) { return widened(at.load(x)); });
+  return sum_of(n, [&](size_t i) { return (double)x[i]; });
 }
 
 double dot(const float* x, const float* y, size_t n) {
-  return sum_of(n, [&](const auto& at) { return product(at.load(x), at.load(y)); });
+  return sum_of(n, [&](size_t i) { return (double)x[i] * (double)y[i]; });
 }
 
 void rms_norm(const float* x, const float* weight, double epsilon, float* out, size_t n) {
-  const Floats factor = broadcast((float)(1.0 / sqrt(dot(x, x, n) / (double)n + epsilon)));
-  each_vector(n, [&](const auto& at) { at.store(at.load(x) * factor * at.load(weight), out); });
+  const auto factor = (float)(1.0 / sqrt(dot(x, x, n) / (double)n + epsilon));
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) out[i] = x[i] * factor * weight[i];
 }
 
 void layer_norm(const float* x, const float* weight, const float* bias, double epsilon, float* out,
                 size_t n) {
   const double mean = sum(x, n) / (double)n;
   // Squares are of distances from the rounded mean; the variance is their mean less the square of the rounding error.
-  const Floats centre = broadcast((float)mean);
-  const double squares = sum_of(n, [&](const auto& at) {
-    const Floats distance = at.load(x, centre) - centre;
-    return product(distance, distance);
+  const auto centre = (float)mean;
+  const double squares = sum_of(n, [&](size_t i) {
+    const auto distance = (double)(x[i] - centre);
+    return distance * distance;
   });
-  const double off = mean - (double)(float)mean;  // the error of rounding the mean
+  const double off = mean - (double)centre;  // the error of rounding the mean
   const double variance = squares / (double)n - off * off;
-  const Floats factor = broadcast((float)(1.0 / sqrt(variance + epsilon)));
-  each_vector(n, [&](const auto& at) {
-    at.store((at.load(x) - centre) * factor * at.load(weight) + at.load(bias), out);
-  });
+  const auto factor = (float)(1.0 / sqrt(variance + epsilon));
+#pragma omp simd
+  for (size_t i = 0; i < n; ++i) out[i] = (x[i] - centre) * factor * weight[i] + bias[i];
 }
 
 /// x / (1 + exp(-u)).
-KVCODEC_INLINE Floats times_logistic(const Floats& x, const Floats& u) {
+KVCODEC_INLINE float times_logistic(float x, float u) {
   // With e = exp(-|u|): x / (1 + e) for u >= 0, x e / (1 + e) below. No overflow, and small results keep
   // their digits.
-  const Floats e = exp_of_nonpositive(u < 0.0f ? u : -u);
-  return x * (u < 0.0f ? e : broadcast(1.0f)) / (e + 1.0f);
-}
-
-KVCODEC_INLINE Floats gelu_tanh_of(const Floats& x) {
-  constexpr float kTwice = 0x1.988454p+0f;  // 2 sqrt(2 / pi)
-  return times_logistic(x, (x + x * x * x * 0.044715f) * kTwice);
+  const float e = exp_of_nonpositive(-fabsf(u));
+  return x * either(u < 0.0f, e, 1.0f) / (e + 1.0f);
 }
 
 template <class Of>
 KVCODEC_INLINE void activate_times(float* gate, const float* up, size_t n, const Of& of) {
-  const Floats one = broadcast(1.0f);
-  each_vector(n, [&](const auto& at) { at.store(of(at.load(gate)) * (up ? at.load(up) : one), gate); });
+  if (!up)
+    for (size_t i = 0; i < n; ++i) gate[i] = of(gate[i]);
+  else
+    for (size_t i = 0; i < n; ++i) gate[i] = of(gate[i]) * up[i];
 }
 void silu_times(float* gate, const float* up, size_t n) {
-  activate_times(gate, up, n, [](const Floats& x) { return times_logistic(x, x); });
+  activate_times(gate, up, n, [](float x) { return times_logistic(x, x); });
 }
 void gelu_tanh_times(float* gate, const float* up, size_t n) {
-  activate_times(gate, up, n, [](const Floats& x) { return gelu_tanh_of(x); });
-}
-
-KVCODEC_INLINE Floats clamped_swiglu_of(const Floats& gate, const Floats& up) {
-  constexpr float kLimit = 7, kSteepness = 1.702f;
-  const Floats low = gate > kLimit ? broadcast(kLimit) : gate;
-  const Floats below = up > kLimit ? broadcast(kLimit) : up;
-  const Floats clamped = below < -kLimit ? broadcast(-kLimit) : below;
-  return times_logistic(low, low * kSteepness) * (clamped + 1.0f);
+  constexpr float kTwice = 0x1.988454p+0f;  // 2 sqrt(2 / pi)
+  activate_times(gate, up, n,
+                 [](float x) { return times_logistic(x, (x + x * x * x * 0.044715f) * kTwice); });
 }
 
 void clamped_swiglu(float* gate, const float* up, size_t n) {
-  each_vector(n, [&](const auto& at) { at.store(clamped_swiglu_of(at.load(gate), at.load(up)), gate); });
+  constexpr float kLimit = 7, kSteepness = 1.702f;
+  for (size_t i = 0; i < n; ++i) {
+    const float low = gate[i] > kLimit ? kLimit : gate[i], below = up[i] > kLimit ? kLimit : up[i];
+    const float clamped = below < -kLimit ? -kLimit : below;
+    gate[i] = times_logistic(low, low * kSteepness) * (clamped + 1.0f);
+  }
 }
 
-KVCODEC_INLINE Floats tanh_of(const Floats& x) {
-  const Floats size = x < 0.0f ? -x : x;
-  const Floats e = exp_of_nonpositive(size * -2.0f);
-  const Floats far = (1.0f - e) / (e + 1.0f);
+KVCODEC_INLINE float tanh_of(float x) {
+  const float size = fabsf(x);
+  const float e = exp_of_nonpositive(size * -2.0f);
+  const float far = (1.0f - e) / (e + 1.0f);
   // There the difference from 1 loses digits; the series up to x^9 is within 5e-8 of tanh.
-  const Floats square = x * x;
-  Floats series = broadcast(62.0f / 2835.0f);
+  const float square = x * x;
+  float series = 62.0f / 2835.0f;
   series = series * square - 17.0f / 315.0f;
   series = series * square + 2.0f / 15.0f;
   series = series * square - 1.0f / 3.0f;
-  const Floats near = x + x * square * series;
-  return size < 0.3f ? near : (x < 0.0f ? -far : far);
+  const float near = x + x * square * series;
+  return either(size < 0.3f, near, copysignf(far, x));
 }
 
 void soft_cap(float* x, float cap, size_t n) {
-  each_vector(n, [&](const auto& at) { at.store(tanh_of(at.load(x) / cap) * cap, x); });
+  for (size_t i = 0; i < n; ++i) x[i] = tanh_of(x[i] / cap) * cap;
 }
 
 void exp_nonpositive(float* x, size_t n) {
-  each_vector(n, [&](const auto& at) { at.store(exp_of_nonpositive(at.load(x)), x); });
+  for (size_t i = 0; i < n; ++i) x[i] = exp_of_nonpositive(x[i]);
 }
 
 void add_to(float* x, const float* addend, size_t n) {
@@ -325,110 +197,62 @@ void turn_pairs(float* head, const float* cosines, const float* sines, size_t ha
   }
 }
 
-/// Cosines and sines of angles: angle = k pi/2 + r, |r| <= pi/4, where k says which of +-sin r and +-cos r
+/// Cosine and sine of an angle: angle = k pi/2 + r, |r| <= pi/4, where k says which of +-sin r and +-cos r
 /// they are. In double, with sums of Taylor's series whose next term is below 3e-14.
-KVCODEC_INLINE void cosines_sines_of(const Doubles& angle, HalfFloats& cosines, HalfFloats& sines) {
+KVCODEC_INLINE void cosine_sine_of(double angle, float& cosine, float& sine) {
   // pi / 2 in three parts; the first two have so few digits (28) that k times them is exact for k < 2^25.
   constexpr double kHigh = 0x1.921fb54p+0, kMiddle = 0x1.10b4610p-30, kLow = 0x1.a62633145c06ep-58;
   // Adding it rounds to an integer, which then stands in the lowest bits.
   constexpr double kRound = 0x1.8p+52;
-  const Doubles shifted = angle * 0x1.45f306dc9c883p-1 + kRound;
-  const Doubles k = shifted - kRound;
-  const Doubles r = ((angle - k * kHigh) - k * kMiddle) - k * kLow;
-  const Doubles square = r * r;
-  Doubles s = Doubles{} + 1.0 / 6227020800;
+  const double shifted = angle * 0x1.45f306dc9c883p-1 + kRound;
+  const double k = shifted - kRound;
+  const double r = ((angle - k * kHigh) - k * kMiddle) - k * kLow;
+  const double square = r * r;
+  double s = 1.0 / 6227020800;
   s = s * square - 1.0 / 39916800;
   s = s * square + 1.0 / 362880;
   s = s * square - 1.0 / 5040;
   s = s * square + 1.0 / 120;
   s = s * square - 1.0 / 6;
   s = r + r * square * s;
-  Doubles c = Doubles{} - 1.0 / 87178291200;
+  double c = -1.0 / 87178291200;
   c = c * square + 1.0 / 479001600;
   c = c * square - 1.0 / 3628800;
   c = c * square + 1.0 / 40320;
   c = c * square - 1.0 / 720;
   c = c * square + 1.0 / 24;
   c = 1.0 - 0.5 * square + square * square * c;
-  DoubleBits quarter, sine, cosine;
-  memcpy(&quarter, &shifted, sizeof(quarter));
-  memcpy(&sine, &s, sizeof(sine));
-  memcpy(&cosine, &c, sizeof(cosine));
-  const DoubleBits swapped = DoubleBits{} - (quarter & 1);  // all bits where sine and cosine change places
-  const DoubleBits exchanged = (sine ^ cosine) & swapped;
-  const DoubleBits cosine_bits = (cosine ^ exchanged) ^ (((quarter + 1) & 2) << 62);
-  const DoubleBits sine_bits = (sine ^ exchanged) ^ ((quarter & 2) << 62);
-  memcpy(&c, &cosine_bits, sizeof(c));
-  memcpy(&s, &sine_bits, sizeof(s));
-  cosines = __builtin_convertvector(c, HalfFloats);
-  sines = __builtin_convertvector(s, HalfFloats);
+  const auto quarter = __builtin_bit_cast(uint64_t, shifted), sine_bits = __builtin_bit_cast(uint64_t, s),
+             cosine_bits = __builtin_bit_cast(uint64_t, c);
+  const uint64_t swapped = -(quarter & 1);  // all bits where sine and cosine change places
+  const uint64_t exchanged = (sine_bits ^ cosine_bits) & swapped;
+  cosine = (float)__builtin_bit_cast(double, (cosine_bits ^ exchanged) ^ (((quarter + 1) & 2) << 62));
+  sine = (float)__builtin_bit_cast(double, (sine_bits ^ exchanged) ^ ((quarter & 2) << 62));
 }
 
 void cosines_sines(float position, const float* frequencies, float* cosines, float* sines, size_t n) {
-  for (size_t j = 0; j < n; j += kHalf) {
-    const size_t bytes = (n - j < kHalf ? n - j : kHalf) * sizeof(float);
-    HalfFloats angles = {}, c, s;
-    memcpy(&angles, frequencies + j, bytes);
-    angles *= position;
-    cosines_sines_of(__builtin_convertvector(angles, Doubles), c, s);
-    memcpy(cosines + j, &c, bytes);
-    memcpy(sines + j, &s, bytes);
-  }
-}
-
-/// The largest of n scores, a multiple of kLanes, and `least`.
-KVCODEC_INLINE float largest_of(const float* scores, size_t n, float least) {
-  constexpr size_t kChains = 4;  // as many comparisons wait for each other's results
-  constexpr Larger larger;
-  Floats largest[kChains];
-  for (Floats& chain : largest) chain = broadcast(least);
-  size_t i = 0;
-  for (; i + kChains * kWidth <= n; i += kChains * kWidth)
-    for (size_t chain = 0; chain < kChains; ++chain)
-      largest[chain] = larger(largest[chain], Whole{i + chain * kWidth}.load(scores));
-  for (; i < n; i += kWidth) largest[0] = larger(largest[0], Whole{i}.load(scores));
-  return folded(largest, larger);
-}
-
-/// As Table's; take(at, weights) gets each vector.
-template <class Take>
-KVCODEC_INLINE float softmax(const float* scores, float* max, float* sum, size_t n, const Take& take) {
-  const float new_max = largest_of(scores, n, *max);
-  Floats total[kParts] = {};
-  for (size_t i = 0; i < n; i += kLanes)
-    for (size_t part = 0; part < kParts; ++part) {
-      const Whole at{i + part * kWidth};
-      const Floats weight = exp_of_nonpositive(at.load(scores) - new_max);
-      take(at, weight);
-      total[part] += weight;
-    }
-  const float factor = exp_of_nonpositive(broadcast(*max - new_max))[0];
-  *sum = *sum * factor + folded(total, Sum());
-  *max = new_max;
-  return factor;
+  for (size_t j = 0; j < n; ++j) cosine_sine_of((double)(frequencies[j] * position), cosines[j], sines[j]);
 }
 
 float softmax_block(float* scores, float* max, float* sum, size_t n) {
-  return softmax(scores, max, sum, n,
-                 [&](const Whole& at, const Floats& weight) { at.store(weight, scores); });
-}
-
-float softmax_block_bf16(const float* scores, uint16_t* weights, float* max, float* sum, size_t n) {
-  return softmax(scores, max, sum, n, [&](const Whole& at, const Floats& weight) {
-    Bits bits;
-    memcpy(&bits, &weight, sizeof(bits));
-    // To the nearest, ties to even. A NaN may become another number here, but not in the sum.
-    const Halves rounded = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Halves);
-    memcpy(weights + at.begin, &rounded, sizeof(rounded));
-  });
+  float new_max = *max;
+#pragma omp simd reduction(max : new_max)
+  for (size_t i = 0; i < n; ++i) new_max = scores[i] > new_max ? scores[i] : new_max;
+  for (size_t i = 0; i < n; ++i) scores[i] = exp_of_nonpositive(scores[i] - new_max);
+  float total[kLanes] = {};
+  for (size_t i = 0; i < n; i += kLanes)
+    for (size_t lane = 0; lane < kLanes; ++lane) total[lane] += scores[i + lane];
+  const float factor = exp_of_nonpositive(*max - new_max);
+  *sum = *sum * factor + folded(total);
+  *max = new_max;
+  return factor;
 }
 
 #undef KVCODEC_INLINE
 
 constexpr Table kTable = {
-    rms_norm,           layer_norm, silu_times, gelu_tanh_times, clamped_swiglu, soft_cap,
-    exp_nonpositive,    add_to,     scale,      turn_pairs,      cosines_sines,  softmax_block,
-    softmax_block_bf16, sum,        dot};
+    rms_norm, layer_norm, silu_times, gelu_tanh_times, clamped_swiglu, soft_cap, exp_nonpositive,
+    add_to,   scale,      turn_pairs, cosines_sines,   softmax_block,  sum,      dot};
 
 }  // namespace
 

@@ -21,10 +21,6 @@ void check_same(size_t a, Sizes... others) {
     if (a != b) throw failed("rows of {} and {} values do not fit together", a, b);
 }
 
-void check_block(size_t scores) {
-  if (scores % 16 != 0) throw failed("a softmax block of {} scores is not a multiple of 16", scores);
-}
-
 /// An activation and its slope at one place.
 struct Slope {
   float value, derivative;
@@ -127,14 +123,9 @@ void cosines_sines(float position, std::span<const float> frequencies, std::span
 }
 
 float softmax_block(std::span<float> scores, SoftmaxState& state) {
-  check_block(scores.size());
+  if (scores.size() % 16 != 0)
+    throw failed("a softmax block of {} scores is not a multiple of 16", scores.size());
   return kernels().softmax_block(scores.data(), &state.max, &state.sum, scores.size());
-}
-
-float softmax_block(std::span<const float> scores, std::span<uint16_t> weights, SoftmaxState& state) {
-  check_block(scores.size());
-  check_same(scores.size(), weights.size());
-  return kernels().softmax_block_bf16(scores.data(), weights.data(), &state.max, &state.sum, scores.size());
 }
 
 void rms_norm_back(std::span<const float> x, std::span<const float> weight, double epsilon,

@@ -65,10 +65,6 @@ struct SoftmaxState {
 /// here or before, is not masked.
 float softmax_block(std::span<float> scores, SoftmaxState& state);
 
-/// The same, with the weights rounded to bf16; the scores stay. weights.size() == scores.size(). The sum is of the weights before
-/// they are rounded. If a score is NaN, the sum is NaN, but a weight need not be.
-float softmax_block(std::span<const float> scores, std::span<uint16_t> weights, SoftmaxState& state);
-
 // The backward pass: derivatives by inputs from those by results. Sums are in double.
 
 /// gradient: in, by the result of rms_norm(x); out, by x. All of one size.

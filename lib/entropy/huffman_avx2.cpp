@@ -1,1 +1,0 @@
-#include "lib/entropy/huffman_kernels.hpp"
