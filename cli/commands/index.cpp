@@ -2,9 +2,8 @@
 #include <functional>
 #include <optional>
 
-#include "cli/codecs/coding.hpp"
 #include "cli/frame/common.hpp"
-#include "cli/inputs/documents.hpp"
+#include "cli/inputs/cache_source.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/engine/engine.hpp"
 
@@ -32,59 +31,6 @@ struct IndexOptions final : CommandOptions {
   }
 };
 
-class KeySource {
- public:
-  KeySource(const std::string& file, const std::string& book, Engine* engine) {
-    if (identify(file).type == "codes") {
-      codes_.emplace(file);
-      codec_.emplace(*codes_, book, engine);
-    } else {
-      if (!book.empty()) throw usage_error("{}: a kv file needs no book; leave out --book", file);
-      kv_.emplace(file);
-    }
-  }
-
-  TokenAxis axis() const { return kv_ ? token_axis(*kv_) : token_axis(*codes_); }
-  const ModelInfo& model() const { return kv_ ? kv_->model() : codes_->info().model; }
-  std::vector<int> layers() const { return kv_ ? kv_->layers() : stored_layers(codes_->info()); }
-  std::vector<std::string> history() const {
-    return kv_ ? kv_->type().history : merged_history({codes_->type().history, codec_->book_history()});
-  }
-
-  /// Reads keys of a layer, [heads][head_dim] each, of tokens [first, first + out.rows()) of a document.
-  void read(int layer, size_t document, uint64_t first, MatrixView<float> out) {
-    if (kv_) return kv_->read(Side::key, layer, kv_->documents().offsets[document] + first, out);
-    const int group = codes_->info().group_of(layer);
-    const GroupShape shape = codes_->info().shape(group, Side::key);
-    at_dataset(codes_->name(), Side::key, group, [&] {
-      if (open_of_ != std::pair(group, document)) {
-        open_.emplace(*codes_, codec_->codec(), shape, document);
-        open_of_ = {group, document};
-      }
-      const DocumentView& stored = **open_;
-      if (shape.layers.size() == 1) return stored.decode(first, out);
-      Matrix<float> rows(out.rows(), shape.width());
-      stored.decode(first, rows);
-      const auto own = shape.columns(rows.view(), Side::key, shape.place_of(layer));
-      for (size_t i = 0; i < out.rows(); ++i) std::ranges::copy(own.row(i), out.row(i).begin());
-    });
-  }
-
-  /// Bytes that read() uses per row besides the row itself.
-  uint64_t scratch_bytes_per_row(int layer) const {
-    if (kv_) return 0;
-    const GroupShape shape = codes_->info().shape(codes_->info().group_of(layer), Side::key);
-    return shape.width() * sizeof(float) + codec_->codec().scratch_bytes_per_row(shape);
-  }
-
- private:
-  std::optional<KvReader> kv_;
-  std::optional<CodesReader> codes_;
-  std::optional<CodecOfFile> codec_;
-  std::optional<StoredDocument> open_;     // read last
-  std::pair<int, size_t> open_of_{-1, 0};  // its group and number
-};
-
 struct Plan {
   size_t number = 0;                        // among the documents of both, for NameRule
   std::optional<size_t> old_document = {};  // of the index that grows
@@ -101,7 +47,7 @@ struct IndexedLayer {
 
 class Indexing {
  public:
-  Indexing(KeySource& source, const IndexOptions& options, const IndexReader* old)
+  Indexing(StoredCache& source, const IndexOptions& options, const IndexReader* old)
       : source_(source), options_(options), old_(old), axis_(source.axis()) {
     info.model = source.model();
     info.sink = old ? old->info().sink : static_cast<uint64_t>(options.clusters.sink);
@@ -206,11 +152,12 @@ class Indexing {
     const auto dims = as_size(info.model.layer_shape(layer).key_dim);
     const size_t width = info.model.layer_shape(layer).width(Side::key);
     Matrix<float> keys(rows, taken * dims);
-    const size_t chunk = chunk_rows(budget, width * sizeof(float) + source_.scratch_bytes_per_row(layer));
+    const size_t chunk =
+        chunk_rows(budget, width * sizeof(float) + source_.scratch_bytes_per_row(Side::key, layer));
     Matrix<float> all(std::min<uint64_t>(chunk, rows), width);
     for (uint64_t first = 0; first < rows; first += chunk) {
       const auto part = all.view().rows(0, std::min<uint64_t>(chunk, rows - first));
-      source_.read(layer, *plan.source_document, plan.source_first + first, part);
+      source_.decode(Side::key, layer, *plan.source_document, plan.source_first + first, part);
       for (size_t i = 0; i < part.rows(); ++i)
         std::ranges::copy(part.row(i).subspan(head * dims, taken * dims), keys.row(first + i).begin());
     }
@@ -328,7 +275,7 @@ class Indexing {
     }
   }
 
-  KeySource& source_;
+  StoredCache& source_;
   const IndexOptions& options_;
   const IndexReader* old_;
   TokenAxis axis_;
@@ -425,12 +372,15 @@ std::string index(Command& command) {
     return report;
 
   const Stopwatch watch;
-  KeySource source(options.input, options.book, options.common.engine());
+  const bool coded = identify(options.input).type == "codes";
+  if (!coded && !options.book.empty())
+    throw usage_error("{}: a kv file needs no book; leave out --book", options.input);
+  StoredCache source(options.input, coded, options.book, options.common.engine());
   const auto held = options.output.hold(options.append, options.common);
   std::optional<IndexReader> old;
   if (!options.append.empty()) {
     old.emplace(options.append);
-    check_same_model(source.axis().name, source.model(), old->name(), old->info().model);
+    check_same_model(source.name(), source.model(), old->name(), old->info().model);
     // The index continues with its own options.
     for (const OptionField& field : options.clusters.fields())
       if (command.given(field.name))
@@ -446,19 +396,19 @@ std::string index(Command& command) {
       if (options.prompt < 0) throw bad_input("attribute 'parameters': prompt is {}", options.prompt);
     });
   }
-  const auto there = source.layers();
-  auto layers = old ? old->layers() : options.layers.choose(there, source.axis().name);
+  const std::vector<int>& there = source.layers();
+  auto layers = old ? old->layers() : options.layers.choose(there, source.name());
   for (const int layer : layers)
     if (std::find(there.begin(), there.end(), layer) == there.end())
-      throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", source.axis().name, layer,
+      throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", source.name(), layer,
                       old->name(), ranges_text(there));
-  const std::vector<int> trimmed = take_out_trimmed(layers, source.axis().documents);
+  const std::vector<int> trimmed = take_out_trimmed(layers, source.documents());
   if (!trimmed.empty()) {
     if (old || command.given("layers") || layers.empty())
       throw bad_input(
           "{}: layer {} holds what its window needs, and clusters need all tokens; dump the cache with "
           "--window-layers keep, or choose other --layers",
-          source.axis().name, trimmed.front());
+          source.name(), trimmed.front());
     options.common.note(
         "no clusters for layers {}, which hold what their windows need; select takes all tokens of them",
         ranges_text(trimmed));
