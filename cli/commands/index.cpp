@@ -4,6 +4,7 @@
 
 #include "cli/frame/common.hpp"
 #include "cli/inputs/cache_source.hpp"
+#include "cli/inputs/documents.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/engine/engine.hpp"
 
@@ -48,7 +49,7 @@ struct IndexedLayer {
 class Indexing {
  public:
   Indexing(StoredCache& source, const IndexOptions& options, const IndexReader* old)
-      : source_(source), options_(options), old_(old), axis_(source.axis()) {
+      : source_(source), options_(options), old_(old) {
     info.model = source.model();
     info.sink = old ? old->info().sink : static_cast<uint64_t>(options.clusters.sink);
     if (old) {
@@ -119,7 +120,7 @@ class Indexing {
 
   void finish(Batch& batch, IndexedLayer& result, const std::function<void(double)>& show) {
     const double count = static_cast<double>(batch.tokens) / info.model.layer_shape(result.layer).heads;
-    at_dataset(axis_.name, Side::key, result.layer, [&] {
+    at_dataset(source_.name(), Side::key, result.layer, [&] {
       result.effort.add(add_batches(
           batch.tasks, options_.clusters, static_cast<uint64_t>(options_.common.seed),
           [&](double done, double total, std::string_view) { show(done_ + count * done / total); },
@@ -166,8 +167,8 @@ class Indexing {
 
   /// Finds the places of the source's chosen documents; gathers tokens and positions of all.
   void add_documents() {
-    const auto all = options_.documents.choose(axis_.documents, axis_.name);
-    const auto chosen = options_.shard.shard().among(axis_.documents, all);
+    const auto all = options_.documents.choose(source_.documents(), source_.name());
+    const auto chosen = options_.shard.shard().among(source_.documents(), all);
     if (!chosen.empty())
       documents_before_ = static_cast<uint64_t>(std::ranges::lower_bound(all, chosen.front()) - all.begin());
     const size_t before = plans_.size();
@@ -179,11 +180,11 @@ class Indexing {
     for (size_t k = 0; k < chosen.size(); ++k) {
       const auto same = [&](size_t earlier) {
         return earlier < before ? holds_all(earlier, chosen[k])
-                                : same_tokens(axis_, chosen[earlier - before], axis_, chosen[k]);
+                                : same_tokens(source_, chosen[earlier - before], source_, chosen[k]);
       };
       if (Plan* const plan = continued_by(chosen[k]))
         add_batches_to(*plan, chosen[k]);
-      else if (!old_ || names.takes(axis_.documents.names[chosen[k]], before + k, same))
+      else if (!old_ || names.takes(source_.documents().names[chosen[k]], before + k, same))
         add_batches_to(plans_.emplace_back(Plan{.number = before + k}), chosen[k]);
     }
     std::erase_if(plans_, [&](const Plan& plan) { return names.gave_way(plan.number); });
@@ -202,12 +203,12 @@ class Indexing {
     if (plan.old_document) plan.source_first = *next_of(*plan.old_document, document);
     plan.ends = new_batches(document, plan.source_first, indexed(plan));
     if (!plan.ends.empty() && plan.ends.back() > UINT32_MAX)
-      throw bad_input("{}: document '{}' has {} tokens; an index numbers them in 32 bits", axis_.name,
-                      axis_.documents.names[document], plan.ends.back());
+      throw bad_input("{}: document '{}' has {} tokens; an index numbers them in 32 bits", source_.name(),
+                      source_.documents().names[document], plan.ends.back());
   }
 
   std::vector<uint64_t> new_batches(size_t document, uint64_t next, uint64_t length) const {
-    return next_batches(length, length + axis_.documents.length(document) - next,
+    return next_batches(length, length + source_.documents().length(document) - next,
                         static_cast<uint64_t>(options_.prompt), options_.clusters);
   }
 
@@ -216,7 +217,7 @@ class Indexing {
     if (!options_.additions.continues) return nullptr;
     const auto goes_on = [&](const Plan& plan) {
       return plan.old_document && !plan.source_document &&
-             old_->info().documents.names[*plan.old_document] == axis_.documents.names[document] &&
+             old_->info().documents.names[*plan.old_document] == source_.documents().names[document] &&
              next_of(*plan.old_document, document) && !holds_all(*plan.old_document, document);
     };
     const auto found = std::ranges::find_if(plans_, goes_on);
@@ -226,7 +227,7 @@ class Indexing {
   /// True if the document of the index is the source's, from its first token to the last one that fills a batch. Files without ids
   /// cannot show it.
   bool holds_all(size_t old_document, size_t document) const {
-    if (!axis_.has_tokens || !old_->has_tokens()) return false;
+    if (!source_.has_tokens() || !old_->has_tokens()) return false;
     const uint64_t length = old_->info().documents.length(old_document);
     const auto next = next_of(old_document, document);
     return next && *next == length && new_batches(document, *next, length).empty();
@@ -235,9 +236,9 @@ class Indexing {
   /// The token of the source's document that directly follows the indexed tokens of the old one; nothing if none does, or tokens
   /// that both have differ.
   std::optional<uint64_t> next_of(size_t old_document, size_t document) const {
-    const uint64_t first = axis_.documents.offsets[document],
+    const uint64_t first = source_.documents().offsets[document],
                    old_first = old_->info().documents.offsets[old_document];
-    const auto here = axis_.positions(first, axis_.documents.length(document));
+    const auto here = source_.positions_of(document);
     const auto before = old_->positions(old_first, old_->info().documents.length(old_document));
     if (before.empty()) return 0;
     const auto next = static_cast<uint64_t>(std::ranges::upper_bound(here, before.back()) - here.begin());
@@ -245,14 +246,14 @@ class Indexing {
                                             before.end() - static_cast<ptrdiff_t>(next)))
       return std::nullopt;
     if (next == 0 && (here.empty() || here.front() != before.back() + 1)) return std::nullopt;
-    if (next > 0 && axis_.has_tokens && old_->has_tokens() &&
-        axis_.tokens(first, next) != old_->tokens(old_first + before.size() - next, next))
+    if (next > 0 && source_.has_tokens() && old_->has_tokens() &&
+        source_.tokens(first, next) != old_->tokens(old_first + before.size() - next, next))
       return std::nullopt;
     return next;
   }
 
   void gather_tokens() {
-    const bool known = axis_.has_tokens && (!old_ || old_->has_tokens());
+    const bool known = source_.has_tokens() && (!old_ || old_->has_tokens());
     const auto append = [](auto& all, const auto& more) { all.insert(all.end(), more.begin(), more.end()); };
     for (const Plan& plan : plans_) {
       const uint64_t kept = indexed(plan), length = plan.ends.empty() ? kept : plan.ends.back();
@@ -265,20 +266,19 @@ class Indexing {
         append(positions, old_->positions(first, kept));
         if (known) append(tokens, old_->tokens(first, kept));
       } else {
-        info.documents.add(axis_.documents.names[*plan.source_document], length);
+        info.documents.add(source_.documents().names[*plan.source_document], length);
       }
       append(ends, plan.ends);
       if (plan.ends.empty()) continue;
-      const uint64_t first = axis_.documents.offsets[*plan.source_document] + plan.source_first;
-      append(positions, axis_.positions(first, length - kept));
-      if (known) append(tokens, axis_.tokens(first, length - kept));
+      const uint64_t first = source_.documents().offsets[*plan.source_document] + plan.source_first;
+      append(positions, source_.positions(first, length - kept));
+      if (known) append(tokens, source_.tokens(first, length - kept));
     }
   }
 
   StoredCache& source_;
   const IndexOptions& options_;
   const IndexReader* old_;
-  TokenAxis axis_;
   std::vector<Plan> plans_;
   // Documents of other shares: random numbers depend on a document's number in the whole.
   uint64_t documents_before_ = 0;

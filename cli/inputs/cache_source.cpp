@@ -7,12 +7,15 @@
 
 namespace kvcodec::cli {
 
-StoredCache::StoredCache(const std::string& file, bool coded, const std::string& book, Engine* engine)
-    : kv_(coded ? std::nullopt : std::optional<KvReader>(file)),
-      codes_(coded ? std::optional<CodesReader>(file) : std::nullopt),
-      axis_(coded ? token_axis(*codes_) : token_axis(*kv_)) {
-  if (coded) codec_.emplace(*codes_, book, engine);
-  layers_ = coded ? stored_layers(codes_->info()) : kv_->layers();
+StoredCache::StoredCache(const std::string& file, bool coded, const std::string& book, Engine* engine) {
+  if (coded) {
+    codes_.emplace(file);
+    codec_.emplace(*codes_, book, engine);
+    layers_ = stored_layers(codes_->info());
+  } else {
+    kv_.emplace(file);
+    layers_ = kv_->layers();
+  }
 }
 
 std::vector<std::string> StoredCache::history() const {

@@ -12,7 +12,6 @@
 
 #include "cli/codecs/coding.hpp"
 #include "cli/frame/common.hpp"
-#include "cli/inputs/documents.hpp"
 #include "formats/interop/foreign.hpp"
 
 namespace kvcodec::cli {
@@ -23,18 +22,18 @@ class StoredCache final : public interop::CacheSource {
   /// coded: it is a codes file. book, engine: as for CodecOfFile; a kv file has no use for them.
   StoredCache(const std::string& file, bool coded, const std::string& book, Engine* engine);
 
-  const std::string& name() const override { return axis_.name; }
+  const std::string& name() const override { return file().name(); }
   const ModelInfo& model() const override { return kv_ ? kv_->model() : codes_->info().model; }
   /// Of a codes file: that of the cache from which it was made.
   DType dtype() const override { return kv_ ? kv_->dtype() : codes_->info().source_dtype; }
   const std::vector<int>& layers() const override { return layers_; }
-  const Documents& documents() const override { return axis_.documents; }
-  bool has_tokens() const override { return axis_.has_tokens; }
-  std::vector<uint32_t> tokens(size_t document) const override {
-    return axis_.tokens(documents().offsets[document], documents().length(document));
+  const Documents& documents() const override { return file().documents(); }
+  bool has_tokens() const override { return file().has_tokens(); }
+  std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const override {
+    return file().tokens(first, count);
   }
-  std::vector<uint64_t> positions(size_t document) const override {
-    return axis_.positions(documents().offsets[document], documents().length(document));
+  std::vector<uint64_t> positions(uint64_t first, uint64_t count) const override {
+    return file().positions(first, count);
   }
   /// Decoded values are rounded as a kv file of the cache's type would round them.
   void read(Side side, int layer, size_t document, uint64_t first, MatrixView<float> out) const override;
@@ -46,7 +45,6 @@ class StoredCache final : public interop::CacheSource {
 
   /// Leaves these of the layers that the file stores.
   void choose(const LayerSelection& layers) { layers_ = layers.choose(layers_, name()); }
-  const TokenAxis& axis() const { return axis_; }
   std::vector<std::string> history() const;
   const KvReader* kv() const { return kv_ ? &*kv_ : nullptr; }              ///< nullptr: a codes file
   const CodesReader* codes() const { return codes_ ? &*codes_ : nullptr; }  ///< nullptr: a kv file
@@ -61,12 +59,15 @@ class StoredCache final : public interop::CacheSource {
     Matrix<float> rows = {};
   };
 
+  const TokenFile& file() const {
+    if (kv_) return *kv_;
+    return *codes_;
+  }
   GroupShape shape_of(Side side, int layer) const;
 
   std::optional<KvReader> kv_;
   std::optional<CodesReader> codes_;
   std::optional<CodecOfFile> codec_;
-  TokenAxis axis_;
   std::vector<int> layers_;
   mutable std::array<Kept, 3> kept_ = {};  // by side
 };

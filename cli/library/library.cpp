@@ -271,7 +271,7 @@ int kvcodec_ids(kvcodec_file* file, uint64_t document, uint64_t first, uint64_t 
     if (kvcodec_has_ids(file) == 0)
       throw usage_error("{}: the ids of its tokens are not known", file->name());
     if (count == 0) return;
-    std::ranges::copy(file->cache.axis().tokens(place, count), &given(out, "out"));
+    std::ranges::copy(file->cache.tokens(place, count), &given(out, "out"));
   });
 }
 
@@ -279,7 +279,7 @@ int kvcodec_positions(kvcodec_file* file, uint64_t document, uint64_t first, uin
   return guarded([&] {
     const uint64_t place = file->place_of(document, first, count);
     if (count == 0) return;
-    std::ranges::copy(file->cache.axis().positions(place, count), &given(out, "out"));
+    std::ranges::copy(file->cache.positions(place, count), &given(out, "out"));
   });
 }
 
