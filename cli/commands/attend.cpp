@@ -515,7 +515,7 @@ std::string attend(Command& command) {
   const auto layers = options.layers.choose(stored_layers(codes.info()), codes.name());
   check_queries(kv, codes, layers);
   const auto documents = options.documents.choose(codes.info().documents, codes.name());
-  const auto asked = find_queries(kv, codes, match_documents(token_axis(kv), token_axis(codes), documents));
+  const auto asked = find_queries(kv, codes, match_documents(kv, codes, documents));
   const CodecOfFile codec(codes, options.book, options.common.engine());
   // The buffers have fixed sizes: --memory can only refuse them.
   const ModelInfo& model = codes.info().model;

@@ -1,3 +1,4 @@
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -48,19 +49,20 @@ void leave_out_damaged(std::vector<DocumentsOf>& from, const CommonOptions& comm
 /// The tokens of the file that was asked for last.
 class OpenTokens {
  public:
-  const TokenAxis& of(const std::string& file, const std::string& type) {
-    if (axis_ && file == file_) return *axis_;
-    axis_.reset(), codes_.reset(), kv_.reset();
+  const TokenFile& of(const std::string& file, const std::string& type) {
+    if (open_ && file == file_) return *open_;
+    open_.reset();
     file_ = file;
-    if (type == "kv") return axis_.emplace(token_axis(kv_.emplace(file)));
-    return axis_.emplace(token_axis(codes_.emplace(file)));
+    if (type == "kv")
+      open_ = std::make_unique<KvReader>(file);
+    else
+      open_ = std::make_unique<CodesReader>(file);
+    return *open_;
   }
 
  private:
   std::string file_;
-  std::optional<KvReader> kv_;
-  std::optional<CodesReader> codes_;
-  std::optional<TokenAxis> axis_;
+  std::unique_ptr<TokenFile> open_;
 };
 
 /// Applies the rule to the documents of all files but the first, whose own may have equal names. Returns those that are copied.

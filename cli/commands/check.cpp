@@ -48,16 +48,14 @@ void note_fault(Checked& checked, FaultBit bit, const Action& action) {
 constexpr uint64_t kRowsBytes = uint64_t{16} << 20;
 
 /// Throws Error(bad_input) unless digests match the token ids and the tensors of states, and metadata are JSON objects.
-template <class Reader>
-void check_facts(const Reader& file, const Documents& documents) {
+void check_facts(const TokenFile& file) {
+  const Documents& documents = file.documents();
   if (documents.facts.empty()) return;
   for (size_t i = 0; i < documents.count(); ++i) {
     const DocumentFacts facts = documents.facts_of(i);
     for (const StateTensor& tensor : facts.state) (void)tensor.load();
     (void)metadata_json(facts, fmt::format("{}: document {}", file.name(), i));
-    if (facts.digest &&
-        (!file.has_tokens() ||
-         token_digest(file.tokens(documents.offsets[i], documents.length(i))) != *facts.digest))
+    if (facts.digest && (!file.has_tokens() || token_digest(file.tokens_of(i)) != *facts.digest))
       throw bad_input("{}: document {} ('{}') has the digest {}, which is not that of its token ids",
                       file.name(), i, documents.names[i], hex_of(*facts.digest));
   }
@@ -74,7 +72,7 @@ void read_chunks(uint64_t begin, uint64_t end, size_t width, const Read& read) {
 void check_kv(const std::string& name, const std::function<void(double)>& progress) {
   const KvReader kv(name);
   if (kv.has_tokens()) (void)kv.tokens(0, kv.documents().tokens());
-  check_facts(kv, kv.documents());
+  check_facts(kv);
   size_t done = 0;
   for (const int layer : kv.layers()) {
     for (const Side side : kSides)
@@ -133,7 +131,7 @@ void check_codes(Checked& checked, const Books& books, const CommonOptions& comm
   if (codes.has_tokens()) (void)codes.tokens(0, total);
   (void)codes.positions(0, total);
   (void)codes.ledger();
-  check_facts(codes, codes.info().documents);
+  check_facts(codes);
   const CodesInfo& info = codes.info();
   const auto place = info.book_type.empty() ? books.end() : books.find(info.book_digest);
   if (!info.book_type.empty() && place == books.end() && !codes.embedded_book())

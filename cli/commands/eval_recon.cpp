@@ -103,7 +103,7 @@ Result measure(const KvReader& original, const std::string& file, const EvalOpti
     if (std::find(original.layers().begin(), original.layers().end(), layer) == original.layers().end())
       throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", original.name(), layer,
                       recon.name(), ranges_text(original.layers()));
-  result.matches = match_documents(token_axis(original), token_axis(recon));
+  result.matches = match_documents(original, recon);
   std::erase_if(result.matches, [&](const Match& match) {
     return !std::ranges::binary_search(documents, match.original_document);
   });

@@ -104,7 +104,6 @@ class CodedCache {
         number_(document),
         layout_(codec_.codec(), config, reader_.info().source_dtype),
         document_(layout_, ids(), left_out()) {
-    reader_.check_streams(codec_.codec());
     for (size_t part = 0; part < layout_.parts(); ++part) {
       const GroupShape& shape = layout_.shape(part);
       if (std::ranges::find(reader_.info().groups, shape.first_layer()) == reader_.info().groups.end())
@@ -152,9 +151,7 @@ class CodedCache {
 
  private:
   std::vector<uint32_t> ids() const {
-    const Documents& documents = reader_.info().documents;
-    return reader_.has_tokens() ? reader_.tokens(documents.offsets[number_], documents.length(number_))
-                                : std::vector<uint32_t>();
+    return reader_.has_tokens() ? reader_.tokens_of(number_) : std::vector<uint32_t>();
   }
   /// For each part, the number of first tokens that it leaves out.
   std::vector<size_t> left_out() const {

@@ -2,8 +2,8 @@
 #include <functional>
 #include <optional>
 
-#include "cli/codecs/coding.hpp"
 #include "cli/frame/common.hpp"
+#include "cli/inputs/cache_source.hpp"
 #include "cli/inputs/documents.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/engine/engine.hpp"
@@ -32,59 +32,6 @@ struct IndexOptions final : CommandOptions {
   }
 };
 
-class KeySource {
- public:
-  KeySource(const std::string& file, const std::string& book, Engine* engine) {
-    if (identify(file).type == "codes") {
-      codes_.emplace(file);
-      codec_.emplace(*codes_, book, engine);
-    } else {
-      if (!book.empty()) throw usage_error("{}: a kv file needs no book; leave out --book", file);
-      kv_.emplace(file);
-    }
-  }
-
-  TokenAxis axis() const { return kv_ ? token_axis(*kv_) : token_axis(*codes_); }
-  const ModelInfo& model() const { return kv_ ? kv_->model() : codes_->info().model; }
-  std::vector<int> layers() const { return kv_ ? kv_->layers() : stored_layers(codes_->info()); }
-  std::vector<std::string> history() const {
-    return kv_ ? kv_->type().history : merged_history({codes_->type().history, codec_->book_history()});
-  }
-
-  /// Reads keys of a layer, [heads][head_dim] each, of tokens [first, first + out.rows()) of a document.
-  void read(int layer, size_t document, uint64_t first, MatrixView<float> out) {
-    if (kv_) return kv_->read(Side::key, layer, kv_->documents().offsets[document] + first, out);
-    const int group = codes_->info().group_of(layer);
-    const GroupShape shape = codes_->info().shape(group, Side::key);
-    at_dataset(codes_->name(), Side::key, group, [&] {
-      if (open_of_ != std::pair(group, document)) {
-        open_.emplace(*codes_, codec_->codec(), shape, document);
-        open_of_ = {group, document};
-      }
-      const DocumentView& stored = **open_;
-      if (shape.layers.size() == 1) return stored.decode(first, out);
-      Matrix<float> rows(out.rows(), shape.width());
-      stored.decode(first, rows);
-      const auto own = shape.columns(rows.view(), Side::key, shape.place_of(layer));
-      for (size_t i = 0; i < out.rows(); ++i) std::ranges::copy(own.row(i), out.row(i).begin());
-    });
-  }
-
-  /// Bytes that read() uses per row besides the row itself.
-  uint64_t scratch_bytes_per_row(int layer) const {
-    if (kv_) return 0;
-    const GroupShape shape = codes_->info().shape(codes_->info().group_of(layer), Side::key);
-    return shape.width() * sizeof(float) + codec_->codec().scratch_bytes_per_row(shape);
-  }
-
- private:
-  std::optional<KvReader> kv_;
-  std::optional<CodesReader> codes_;
-  std::optional<CodecOfFile> codec_;
-  std::optional<StoredDocument> open_;     // read last
-  std::pair<int, size_t> open_of_{-1, 0};  // its group and number
-};
-
 struct Plan {
   size_t number = 0;                        // among the documents of both, for NameRule
   std::optional<size_t> old_document = {};  // of the index that grows
@@ -101,8 +48,8 @@ struct IndexedLayer {
 
 class Indexing {
  public:
-  Indexing(KeySource& source, const IndexOptions& options, const IndexReader* old)
-      : source_(source), options_(options), old_(old), axis_(source.axis()) {
+  Indexing(StoredCache& source, const IndexOptions& options, const IndexReader* old)
+      : source_(source), options_(options), old_(old) {
     info.model = source.model();
     info.sink = old ? old->info().sink : static_cast<uint64_t>(options.clusters.sink);
     if (old) {
@@ -173,7 +120,7 @@ class Indexing {
 
   void finish(Batch& batch, IndexedLayer& result, const std::function<void(double)>& show) {
     const double count = static_cast<double>(batch.tokens) / info.model.layer_shape(result.layer).heads;
-    at_dataset(axis_.name, Side::key, result.layer, [&] {
+    at_dataset(source_.name(), Side::key, result.layer, [&] {
       result.effort.add(add_batches(
           batch.tasks, options_.clusters, static_cast<uint64_t>(options_.common.seed),
           [&](double done, double total, std::string_view) { show(done_ + count * done / total); },
@@ -206,11 +153,12 @@ class Indexing {
     const auto dims = as_size(info.model.layer_shape(layer).key_dim);
     const size_t width = info.model.layer_shape(layer).width(Side::key);
     Matrix<float> keys(rows, taken * dims);
-    const size_t chunk = chunk_rows(budget, width * sizeof(float) + source_.scratch_bytes_per_row(layer));
+    const size_t chunk =
+        chunk_rows(budget, width * sizeof(float) + source_.scratch_bytes_per_row(Side::key, layer));
     Matrix<float> all(std::min<uint64_t>(chunk, rows), width);
     for (uint64_t first = 0; first < rows; first += chunk) {
       const auto part = all.view().rows(0, std::min<uint64_t>(chunk, rows - first));
-      source_.read(layer, *plan.source_document, plan.source_first + first, part);
+      source_.decode(Side::key, layer, *plan.source_document, plan.source_first + first, part);
       for (size_t i = 0; i < part.rows(); ++i)
         std::ranges::copy(part.row(i).subspan(head * dims, taken * dims), keys.row(first + i).begin());
     }
@@ -219,8 +167,8 @@ class Indexing {
 
   /// Finds the places of the source's chosen documents; gathers tokens and positions of all.
   void add_documents() {
-    const auto all = options_.documents.choose(axis_.documents, axis_.name);
-    const auto chosen = options_.shard.shard().among(axis_.documents, all);
+    const auto all = options_.documents.choose(source_.documents(), source_.name());
+    const auto chosen = options_.shard.shard().among(source_.documents(), all);
     if (!chosen.empty())
       documents_before_ = static_cast<uint64_t>(std::ranges::lower_bound(all, chosen.front()) - all.begin());
     const size_t before = plans_.size();
@@ -232,11 +180,11 @@ class Indexing {
     for (size_t k = 0; k < chosen.size(); ++k) {
       const auto same = [&](size_t earlier) {
         return earlier < before ? holds_all(earlier, chosen[k])
-                                : same_tokens(axis_, chosen[earlier - before], axis_, chosen[k]);
+                                : same_tokens(source_, chosen[earlier - before], source_, chosen[k]);
       };
       if (Plan* const plan = continued_by(chosen[k]))
         add_batches_to(*plan, chosen[k]);
-      else if (!old_ || names.takes(axis_.documents.names[chosen[k]], before + k, same))
+      else if (!old_ || names.takes(source_.documents().names[chosen[k]], before + k, same))
         add_batches_to(plans_.emplace_back(Plan{.number = before + k}), chosen[k]);
     }
     std::erase_if(plans_, [&](const Plan& plan) { return names.gave_way(plan.number); });
@@ -255,12 +203,12 @@ class Indexing {
     if (plan.old_document) plan.source_first = *next_of(*plan.old_document, document);
     plan.ends = new_batches(document, plan.source_first, indexed(plan));
     if (!plan.ends.empty() && plan.ends.back() > UINT32_MAX)
-      throw bad_input("{}: document '{}' has {} tokens; an index numbers them in 32 bits", axis_.name,
-                      axis_.documents.names[document], plan.ends.back());
+      throw bad_input("{}: document '{}' has {} tokens; an index numbers them in 32 bits", source_.name(),
+                      source_.documents().names[document], plan.ends.back());
   }
 
   std::vector<uint64_t> new_batches(size_t document, uint64_t next, uint64_t length) const {
-    return next_batches(length, length + axis_.documents.length(document) - next,
+    return next_batches(length, length + source_.documents().length(document) - next,
                         static_cast<uint64_t>(options_.prompt), options_.clusters);
   }
 
@@ -269,7 +217,7 @@ class Indexing {
     if (!options_.additions.continues) return nullptr;
     const auto goes_on = [&](const Plan& plan) {
       return plan.old_document && !plan.source_document &&
-             old_->info().documents.names[*plan.old_document] == axis_.documents.names[document] &&
+             old_->info().documents.names[*plan.old_document] == source_.documents().names[document] &&
              next_of(*plan.old_document, document) && !holds_all(*plan.old_document, document);
     };
     const auto found = std::ranges::find_if(plans_, goes_on);
@@ -279,7 +227,7 @@ class Indexing {
   /// True if the document of the index is the source's, from its first token to the last one that fills a batch. Files without ids
   /// cannot show it.
   bool holds_all(size_t old_document, size_t document) const {
-    if (!axis_.has_tokens || !old_->has_tokens()) return false;
+    if (!source_.has_tokens() || !old_->has_tokens()) return false;
     const uint64_t length = old_->info().documents.length(old_document);
     const auto next = next_of(old_document, document);
     return next && *next == length && new_batches(document, *next, length).empty();
@@ -288,9 +236,9 @@ class Indexing {
   /// The token of the source's document that directly follows the indexed tokens of the old one; nothing if none does, or tokens
   /// that both have differ.
   std::optional<uint64_t> next_of(size_t old_document, size_t document) const {
-    const uint64_t first = axis_.documents.offsets[document],
+    const uint64_t first = source_.documents().offsets[document],
                    old_first = old_->info().documents.offsets[old_document];
-    const auto here = axis_.positions(first, axis_.documents.length(document));
+    const auto here = source_.positions_of(document);
     const auto before = old_->positions(old_first, old_->info().documents.length(old_document));
     if (before.empty()) return 0;
     const auto next = static_cast<uint64_t>(std::ranges::upper_bound(here, before.back()) - here.begin());
@@ -298,14 +246,14 @@ class Indexing {
                                             before.end() - static_cast<ptrdiff_t>(next)))
       return std::nullopt;
     if (next == 0 && (here.empty() || here.front() != before.back() + 1)) return std::nullopt;
-    if (next > 0 && axis_.has_tokens && old_->has_tokens() &&
-        axis_.tokens(first, next) != old_->tokens(old_first + before.size() - next, next))
+    if (next > 0 && source_.has_tokens() && old_->has_tokens() &&
+        source_.tokens(first, next) != old_->tokens(old_first + before.size() - next, next))
       return std::nullopt;
     return next;
   }
 
   void gather_tokens() {
-    const bool known = axis_.has_tokens && (!old_ || old_->has_tokens());
+    const bool known = source_.has_tokens() && (!old_ || old_->has_tokens());
     const auto append = [](auto& all, const auto& more) { all.insert(all.end(), more.begin(), more.end()); };
     for (const Plan& plan : plans_) {
       const uint64_t kept = indexed(plan), length = plan.ends.empty() ? kept : plan.ends.back();
@@ -318,20 +266,19 @@ class Indexing {
         append(positions, old_->positions(first, kept));
         if (known) append(tokens, old_->tokens(first, kept));
       } else {
-        info.documents.add(axis_.documents.names[*plan.source_document], length);
+        info.documents.add(source_.documents().names[*plan.source_document], length);
       }
       append(ends, plan.ends);
       if (plan.ends.empty()) continue;
-      const uint64_t first = axis_.documents.offsets[*plan.source_document] + plan.source_first;
-      append(positions, axis_.positions(first, length - kept));
-      if (known) append(tokens, axis_.tokens(first, length - kept));
+      const uint64_t first = source_.documents().offsets[*plan.source_document] + plan.source_first;
+      append(positions, source_.positions(first, length - kept));
+      if (known) append(tokens, source_.tokens(first, length - kept));
     }
   }
 
-  KeySource& source_;
+  StoredCache& source_;
   const IndexOptions& options_;
   const IndexReader* old_;
-  TokenAxis axis_;
   std::vector<Plan> plans_;
   // Documents of other shares: random numbers depend on a document's number in the whole.
   uint64_t documents_before_ = 0;
@@ -425,12 +372,15 @@ std::string index(Command& command) {
     return report;
 
   const Stopwatch watch;
-  KeySource source(options.input, options.book, options.common.engine());
+  const bool coded = identify(options.input).type == "codes";
+  if (!coded && !options.book.empty())
+    throw usage_error("{}: a kv file needs no book; leave out --book", options.input);
+  StoredCache source(options.input, coded, options.book, options.common.engine());
   const auto held = options.output.hold(options.append, options.common);
   std::optional<IndexReader> old;
   if (!options.append.empty()) {
     old.emplace(options.append);
-    check_same_model(source.axis().name, source.model(), old->name(), old->info().model);
+    check_same_model(source.name(), source.model(), old->name(), old->info().model);
     // The index continues with its own options.
     for (const OptionField& field : options.clusters.fields())
       if (command.given(field.name))
@@ -446,19 +396,19 @@ std::string index(Command& command) {
       if (options.prompt < 0) throw bad_input("attribute 'parameters': prompt is {}", options.prompt);
     });
   }
-  const auto there = source.layers();
-  auto layers = old ? old->layers() : options.layers.choose(there, source.axis().name);
+  const std::vector<int>& there = source.layers();
+  auto layers = old ? old->layers() : options.layers.choose(there, source.name());
   for (const int layer : layers)
     if (std::find(there.begin(), there.end(), layer) == there.end())
-      throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", source.axis().name, layer,
+      throw bad_input("{}: there is no layer {}, which {} has; it has layers {}", source.name(), layer,
                       old->name(), ranges_text(there));
-  const std::vector<int> trimmed = take_out_trimmed(layers, source.axis().documents);
+  const std::vector<int> trimmed = take_out_trimmed(layers, source.documents());
   if (!trimmed.empty()) {
     if (old || command.given("layers") || layers.empty())
       throw bad_input(
           "{}: layer {} holds what its window needs, and clusters need all tokens; dump the cache with "
           "--window-layers keep, or choose other --layers",
-          source.axis().name, trimmed.front());
+          source.name(), trimmed.front());
     options.common.note(
         "no clusters for layers {}, which hold what their windows need; select takes all tokens of them",
         ranges_text(trimmed));

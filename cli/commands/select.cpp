@@ -44,7 +44,7 @@ struct Clusters {
            SelectionRule& rule)
       : index(file) {
     check_same_model(index.name(), index.info().model, codes.name(), codes.info().model);
-    for (const Match& match : match_documents(token_axis(codes), token_axis(index))) {
+    for (const Match& match : match_documents(codes, index)) {
       if (match.original != codes.info().documents.offsets[match.original_document])
         throw bad_input("{}: document '{}' begins at another token than in {}", index.name(),
                         index.info().documents.names[match.other_document], codes.name());
@@ -364,8 +364,8 @@ std::string select(Command& command) {
     throw usage_error(
         "{}: the codec {} has no index whose signs could choose; --by codes multiplies with its keys",
         codes.name(), codec.entry().name);
-  const auto matches = match_documents(token_axis(kv), token_axis(codes),
-                                       options.documents.choose(codes.info().documents, codes.name()));
+  const auto matches =
+      match_documents(kv, codes, options.documents.choose(codes.info().documents, codes.name()));
   std::optional<Clusters> clusters;
   if (!options.index.empty()) clusters.emplace(options.index, codes, layers, rule);
 

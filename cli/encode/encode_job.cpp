@@ -10,8 +10,8 @@ namespace kvcodec::cli {
 namespace {
 
 /// True if the document goes on where the last one of the codes ends, under its name.
-bool goes_on(const TokenAxis& codes, const KvReader& kv, size_t index) {
-  const Documents& documents = codes.documents;
+bool goes_on(const CodesReader& codes, const KvReader& kv, size_t index) {
+  const Documents& documents = codes.documents();
   if (documents.count() == 0 || kv.documents().length(index) == 0) return false;
   const size_t last = documents.count() - 1;
   if (documents.names[last] != kv.documents().names[index]) return false;
@@ -20,11 +20,11 @@ bool goes_on(const TokenAxis& codes, const KvReader& kv, size_t index) {
 }
 
 /// True if document i of the codes has these ids at these positions behind its first token: it was continued by them before.
-bool was_continued_by(const TokenAxis& codes, size_t i, const KvReader& kv, size_t index) {
-  const Documents& documents = codes.documents;
+bool was_continued_by(const CodesReader& codes, size_t i, const KvReader& kv, size_t index) {
+  const Documents& documents = codes.documents();
   const uint64_t first = documents.offsets[i], length = documents.length(i),
                  begin = kv.documents().offsets[index], count = kv.documents().length(index);
-  if (!codes.has_tokens || !kv.has_tokens() || count == 0 || count >= length) return false;
+  if (!codes.has_tokens() || !kv.has_tokens() || count == 0 || count >= length) return false;
   const auto there = codes.positions(first, length), positions = kv.positions(begin, count);
   const auto at = static_cast<uint64_t>(std::ranges::lower_bound(there, positions.front()) - there.begin());
   return at > 0 && length - at >= count &&
@@ -41,7 +41,7 @@ DocumentFacts continued(const CodesReader& base, const DocumentFacts& more, std:
   if (!more.metadata.empty()) facts.metadata = more.metadata;
   facts.state = more.state;
   if (!facts.digest && !more.digest) return facts;
-  auto all = base.tokens(documents.offsets[last], documents.length(last));
+  auto all = base.tokens_of(last);
   all.insert(all.end(), ids.begin(), ids.end());
   facts.digest = token_digest(all);
   return facts;
@@ -56,17 +56,16 @@ struct Taken {
 /// Leaves out documents that the codes have, or that give way to later ones.
 Taken take(const KvReader& kv, const std::vector<size_t>& chosen, const CodesReader& base,
            const Additions& how, NameRule& names) {
-  const TokenAxis there = token_axis(base), own = token_axis(kv);
-  const size_t before = there.documents.count();
-  for (size_t i = 0; i < before; ++i) names.add(there.documents.names[i], i);
+  const size_t before = base.documents().count();
+  for (size_t i = 0; i < before; ++i) names.add(base.documents().names[i], i);
   Taken taken{chosen};
   bool any = false;
   names.keep(taken.documents, before, [&](size_t document, size_t number) {
-    if (how.continues && !any && goes_on(there, kv, document)) return any = taken.continues = true;
+    if (how.continues && !any && goes_on(base, kv, document)) return any = taken.continues = true;
     const auto same = [&](size_t earlier) {
-      if (earlier >= before) return same_tokens(own, chosen[earlier - before], own, document);
-      return same_tokens(there, earlier, own, document) ||
-             (how.continues && was_continued_by(there, earlier, kv, document));
+      if (earlier >= before) return same_tokens(kv, chosen[earlier - before], kv, document);
+      return same_tokens(base, earlier, kv, document) ||
+             (how.continues && was_continued_by(base, earlier, kv, document));
     };
     const bool takes = names.takes(kv.documents().names[document], number, same);
     any |= takes;

@@ -2,116 +2,81 @@
 
 #include <algorithm>
 
-#include "cli/codecs/coding.hpp"
 #include "lib/core/checked.hpp"
 #include "lib/core/half.hpp"
 
 namespace kvcodec::cli {
-namespace {
 
-using interop::CacheSource;
-
-/// The part of a source that is the same for both types of files.
-template <class Reader>
-class SourceOf : public CacheSource {
- public:
-  const std::string& name() const override { return reader_.name(); }
-  const std::vector<int>& layers() const override { return layers_; }
-  bool has_tokens() const override { return reader_.has_tokens(); }
-  std::vector<uint32_t> tokens(size_t document) const override {
-    return reader_.tokens(documents().offsets[document], documents().length(document));
+StoredCache::StoredCache(const std::string& file, bool coded, const std::string& book, Engine* engine) {
+  if (coded) {
+    codes_.emplace(file);
+    codec_.emplace(*codes_, book, engine);
+    layers_ = stored_layers(codes_->info());
+  } else {
+    kv_.emplace(file);
+    layers_ = kv_->layers();
   }
-  std::vector<uint64_t> positions(size_t document) const override {
-    return reader_.positions(documents().offsets[document], documents().length(document));
-  }
+}
 
- protected:
-  explicit SourceOf(const std::string& file) : reader_(file) {}
+std::vector<std::string> StoredCache::history() const {
+  return kv_ ? kv_->type().history : merged_history({codes_->type().history, codec_->book_history()});
+}
 
-  Reader reader_;
-  std::vector<int> layers_;
-};
+/// The rows that are decoded for those of a layer of a codes file.
+GroupShape StoredCache::shape_of(Side side, int layer) const {
+  const CodesInfo& info = codes_->info();
+  return info.shape(info.group_of(layer), info.joint ? Side::both : side);
+}
 
-class KvSource final : public SourceOf<KvReader> {
- public:
-  KvSource(const std::string& file, const LayerSelection& layers) : SourceOf(file) {
-    layers_ = layers.choose(reader_.layers(), name());
-  }
-  const ModelInfo& model() const override { return reader_.model(); }
-  DType dtype() const override { return reader_.dtype(); }
-  const Documents& documents() const override { return reader_.documents(); }
-  void read(Side side, int layer, size_t document, uint64_t first, MatrixView<float> out) const override {
-    reader_.read(side, layer, documents().offsets[document] + first, out);
-  }
-};
+void StoredCache::read(Side side, int layer, size_t document, uint64_t first, MatrixView<float> out) const {
+  decode(side, layer, document, first, out);
+  if (kv_) return;
+  for (size_t i = 0; i < out.rows(); ++i)
+    std::ranges::transform(out.row(i), out.row(i).begin(),
+                           [&](float value) { return round_to(dtype(), value); });
+}
 
-class CodesSource final : public SourceOf<CodesReader> {
- public:
-  CodesSource(const std::string& file, const std::string& book, Engine* engine, const LayerSelection& layers)
-      : SourceOf(file), codec_(reader_, book, engine) {
-    layers_ = layers.choose(stored_layers(reader_.info()), name());
-  }
-  const ModelInfo& model() const override { return reader_.info().model; }
-  DType dtype() const override { return reader_.info().source_dtype; }
-  const Documents& documents() const override { return reader_.info().documents; }
-
-  void read(Side side, int layer, size_t document, uint64_t first, MatrixView<float> out) const override {
-    const CodesInfo& info = reader_.info();
-    const int group = info.group_of(layer);
-    const Side stored = info.joint ? Side::both : side;
-    const GroupShape shape = info.shape(group, stored);
-    const MatrixView<float> rows = decoded(
-        {group, stored, document, first - documents().left_out_of(layer, document), out.rows()}, shape);
-    const auto own = shape.columns(rows, side, shape.place_of(layer));
-    // A decoded value is rounded as a kv file of the cache's type would round it.
-    for (size_t i = 0; i < out.rows(); ++i)
-      std::ranges::transform(own.row(i), out.row(i).begin(),
-                             [&](float value) { return round_to(dtype(), value); });
-  }
-
- private:
-  /// Identifies rows. Those decoded last are kept, for each side: layers and sides that are coded together request the same ones.
-  struct DecodedRows {
-    int group;
-    Side side;
-    size_t document;
-    uint64_t first, count;
-    bool operator==(const DecodedRows&) const = default;
-  };
-
-  MatrixView<float> decoded(const DecodedRows& wanted, const GroupShape& shape) const {
-    auto& [last, rows] = kept_[static_cast<size_t>(wanted.side)];
-    if (last != wanted) {
-      last.reset();
-      if (rows.rows() < wanted.count || rows.cols() != shape.width())
-        rows = Matrix<float>(static_cast<size_t>(wanted.count), shape.width());
-      const MatrixView<float> to = rows;  // clang 14 captures no names of a structured binding
-      at_dataset(reader_.name(), wanted.side, wanted.group, [&] {
-        const StoredDocument document(reader_, codec_.codec(), shape, wanted.document);
-        document->decode(wanted.first, to.rows(0, static_cast<size_t>(wanted.count)));
-      });
-      last = wanted;
+void StoredCache::decode(Side side, int layer, size_t document, uint64_t first, MatrixView<float> out) const {
+  if (kv_) return kv_->read(side, layer, documents().offsets[document] + first, out);
+  const GroupShape shape = shape_of(side, layer);
+  const int group = shape.first_layer();
+  const uint64_t begin = first - documents().left_out_of(layer, document);
+  Kept& kept = kept_[static_cast<size_t>(shape.side)];
+  at_dataset(name(), shape.side, group, [&] {
+    if (!kept.document || kept.of != std::pair(group, document)) {
+      kept.first.reset();
+      kept.document.emplace(*codes_, codec_->codec(), shape, document);
+      kept.of = {group, document};
     }
-    return rows.view().rows(0, static_cast<size_t>(wanted.count));
-  }
+    if (shape.width() == out.cols()) return (*kept.document)->decode(begin, out);
+    if (kept.first != begin || kept.rows.rows() != out.rows()) {
+      kept.first.reset();
+      if (kept.rows.rows() != out.rows() || kept.rows.cols() != shape.width())
+        kept.rows = Matrix<float>(out.rows(), shape.width());
+      (*kept.document)->decode(begin, kept.rows);
+      kept.first = begin;
+    }
+    const auto own = shape.columns(kept.rows.view(), side, shape.place_of(layer));
+    for (size_t i = 0; i < out.rows(); ++i) std::ranges::copy(own.row(i), out.row(i).begin());
+  });
+}
 
-  CodecOfFile codec_;
-  struct Kept {
-    std::optional<DecodedRows> last = {};
-    Matrix<float> rows = {};
-  };
-  mutable std::array<Kept, 3> kept_;
-};
+uint64_t StoredCache::scratch_bytes_per_row(Side side, int layer) const {
+  if (kv_) return 0;
+  const GroupShape shape = shape_of(side, layer);
+  return shape.width() * sizeof(float) + codec_->codec().scratch_bytes_per_row(shape);
+}
 
-}  // namespace
-
-std::unique_ptr<CacheSource> open_cache(const std::string& file, const std::string& book, Engine* engine,
-                                        const LayerSelection& layers) {
+std::unique_ptr<interop::CacheSource> open_cache(const std::string& file, const std::string& book,
+                                                 Engine* engine, const LayerSelection& layers) {
   const std::string type = identify(file).type;
-  if (type == "codes") return std::make_unique<CodesSource>(file, book, engine, layers);
-  if (type != "kv") throw bad_input("{}: is of type {}; a kv file or a codes file is wanted", file, type);
-  if (!book.empty()) throw usage_error("{}: is a kv file, which needs no book; leave out --book", file);
-  return std::make_unique<KvSource>(file, layers);
+  if (type != "codes" && type != "kv")
+    throw bad_input("{}: is of type {}; a kv file or a codes file is wanted", file, type);
+  if (type == "kv" && !book.empty())
+    throw usage_error("{}: is a kv file, which needs no book; leave out --book", file);
+  auto cache = std::make_unique<StoredCache>(file, type == "codes", book, engine);
+  cache->choose(layers);
+  return cache;
 }
 
 std::vector<std::string> format_names() {

@@ -523,45 +523,32 @@ GrowingCache::GrowingCache(const OutputOptions& output, const CommonOptions& com
   const Documents& documents = kv().documents();
   for (size_t i = 0; i < documents.count(); ++i) {
     const auto known = documents.facts_of(i).digest;
-    digests_.push_back(known ? *known : token_digest(kv().tokens(documents.offsets[i], documents.length(i))));
+    digests_.push_back(known ? *known : token_digest(kv().tokens_of(i)));
   }
   known_ = {digests_.begin(), digests_.end()};
 }
 
 // Documents that two files hold ------------------------------------------------------------------------
 
-template <class Reader>
-static TokenAxis axis_of(const Reader& file, const Documents& documents) {
-  return {.name = file.name(),
-          .documents = documents,
-          .has_tokens = file.has_tokens(),
-          .positions = [&file](uint64_t first, uint64_t count) { return file.positions(first, count); },
-          .tokens = [&file](uint64_t first, uint64_t count) { return file.tokens(first, count); }};
-}
-
 /// The original's row of the first of the tokens at these positions; std::nullopt unless that document has all of them.
-static std::optional<uint64_t> find_tokens(const TokenAxis& original, size_t document,
+static std::optional<uint64_t> find_tokens(const TokenFile& original, size_t document,
                                            const std::vector<uint64_t>& wanted) {
-  const uint64_t first = original.documents.offsets[document];
-  const auto positions = original.positions(first, original.documents.length(document));
+  const uint64_t first = original.documents().offsets[document];
+  const auto positions = original.positions_of(document);
   const auto found = std::lower_bound(positions.begin(), positions.end(), wanted.front());
   const auto left = static_cast<size_t>(positions.end() - found);
   if (left < wanted.size() || !std::equal(wanted.begin(), wanted.end(), found)) return {};
   return first + static_cast<uint64_t>(found - positions.begin());
 }
 
-TokenAxis token_axis(const KvReader& file) { return axis_of(file, file.documents()); }
-TokenAxis token_axis(const CodesReader& file) { return axis_of(file, file.info().documents); }
-TokenAxis token_axis(const IndexReader& file) { return axis_of(file, file.info().documents); }
-
-bool same_tokens(const TokenAxis& file, size_t document, const TokenAxis& other, size_t other_document) {
-  const uint64_t count = file.documents.length(document), first = file.documents.offsets[document],
-                 other_first = other.documents.offsets[other_document];
-  if (other.documents.length(other_document) != count) return false;
+bool same_tokens(const TokenFile& file, size_t document, const TokenFile& other, size_t other_document) {
+  const uint64_t count = file.documents().length(document), first = file.documents().offsets[document],
+                 other_first = other.documents().offsets[other_document];
+  if (other.documents().length(other_document) != count) return false;
   if (count == 0) return true;
-  if (!file.has_tokens || !other.has_tokens) return false;
-  const auto digest = file.documents.facts_of(document).digest,
-             other_digest = other.documents.facts_of(other_document).digest;
+  if (!file.has_tokens() || !other.has_tokens()) return false;
+  const auto digest = file.documents().facts_of(document).digest,
+             other_digest = other.documents().facts_of(other_document).digest;
   // A digest saves reading the ids of `file`, which may have many documents of one name.
   if (digest && *digest != (other_digest ? *other_digest : token_digest(other.tokens(other_first, count))))
     return false;
@@ -569,18 +556,19 @@ bool same_tokens(const TokenAxis& file, size_t document, const TokenAxis& other,
          (digest || file.tokens(first, count) == other.tokens(other_first, count));
 }
 
-std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other,
+std::vector<Match> match_documents(const TokenFile& original, const TokenFile& other,
                                    const std::vector<size_t>& wanted) {
   std::vector<Match> matches;
   // Documents that have not been matched, by name, in the file's order.
   std::unordered_map<std::string_view, std::deque<size_t>> unmatched;
-  for (size_t i = 0; i < original.documents.count(); ++i) unmatched[original.documents.names[i]].push_back(i);
+  for (size_t i = 0; i < original.documents().count(); ++i)
+    unmatched[original.documents().names[i]].push_back(i);
   const size_t end = wanted.empty() ? 0 : wanted.back() + 1;
   for (size_t i = 0; i < end; ++i) {
-    const uint64_t first = other.documents.offsets[i], count = other.documents.length(i);
+    const uint64_t first = other.documents().offsets[i], count = other.documents().length(i);
     if (count == 0) continue;
     const bool needed = std::binary_search(wanted.begin(), wanted.end(), i);
-    const std::string_view name = other.documents.names[i];
+    const std::string_view name = other.documents().names[i];
     const auto positions = other.positions(first, count);
     std::deque<size_t>& named = unmatched[name];
     std::optional<uint64_t> place;
@@ -589,14 +577,14 @@ std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& o
     });
     if (!place && !needed) continue;
     if (!place)
-      throw bad_input("{}: {} has no document '{}' with positions {} to {}", other.name, original.name, name,
-                      positions.front(), positions.back());
+      throw bad_input("{}: {} has no document '{}' with positions {} to {}", other.name(), original.name(),
+                      name, positions.front(), positions.back());
     const size_t document = *found;
     named.erase(found);
     if (!needed) continue;
-    if (original.has_tokens && other.has_tokens &&
+    if (original.has_tokens() && other.has_tokens() &&
         original.tokens(*place, count) != other.tokens(first, count))
-      throw bad_input("{}: document '{}' has other tokens than in {}", other.name, name, original.name);
+      throw bad_input("{}: document '{}' has other tokens than in {}", other.name(), name, original.name());
     matches.push_back({document, i, *place, first, count});
   }
   return matches;

@@ -250,20 +250,8 @@ class GrowingCache {
 
 // Documents that two files share, found by name and positions: one file may hold only a range of a document's tokens -------
 
-/// The tokens of a file; the file outlives this object.
-struct TokenAxis {
-  std::string name;  ///< of the file
-  const Documents& documents;
-  bool has_tokens = false;
-  std::function<std::vector<uint64_t>(uint64_t first, uint64_t count)> positions;
-  std::function<std::vector<uint32_t>(uint64_t first, uint64_t count)> tokens;
-};
-TokenAxis token_axis(const KvReader& file);
-TokenAxis token_axis(const CodesReader& file);
-TokenAxis token_axis(const IndexReader& file);
-
 /// True if both documents have the same ids at the same positions, or no tokens. Files without ids cannot show it.
-bool same_tokens(const TokenAxis& file, size_t document, const TokenAxis& other, size_t other_document);
+bool same_tokens(const TokenFile& file, size_t document, const TokenFile& other, size_t other_document);
 
 /// A document of another file and the location of its tokens in the original.
 struct Match {
@@ -274,11 +262,11 @@ struct Match {
 /// Finds the documents of `other` whose numbers are in `wanted` (ascending) in the original; empty ones are left out. It also looks
 /// for the unwanted documents before the last wanted one, so that documents of the same name match different ones; these are not
 /// returned. Throws Error(bad_input) for a wanted document that the original does not have, or has with other token ids.
-std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other,
+std::vector<Match> match_documents(const TokenFile& original, const TokenFile& other,
                                    const std::vector<size_t>& wanted);
 /// The same for all of them.
-inline std::vector<Match> match_documents(const TokenAxis& original, const TokenAxis& other) {
-  return match_documents(original, other, DocumentSelection().choose(other.documents, other.name));
+inline std::vector<Match> match_documents(const TokenFile& original, const TokenFile& other) {
+  return match_documents(original, other, DocumentSelection().choose(other.documents(), other.name()));
 }
 
 /// Throws Error(bad_input) unless the keys of that file are in the state in which attention uses them: products of queries with

@@ -59,7 +59,7 @@ JoinedCache::JoinedCache(const JoinOptions& options, const DocumentSelection& do
   model_ = sources_.front()->model(), dtype_ = sources_.front()->dtype();
   for (Part& part : parts_) {
     const interop::CacheSource& source = *sources_[part.source];
-    part.positions = source.positions(part.document);
+    part.positions = source.positions_of(part.document);
     if (source.dtype() != dtype_) dtype_ = DType::f32;
     if (parts_.size() > 1 && !source.documents().whole())
       throw bad_input(
@@ -88,7 +88,7 @@ void JoinedCache::keep_one_bos(std::optional<uint32_t> bos) {
     if (!source.has_tokens())
       throw bad_input("{}: has no token ids, so which first token to keep is not known; use --keep-bos all",
                       source.name());
-    const uint32_t first = source.tokens(part.document).front();
+    const uint32_t first = source.tokens_of(part.document).front();
     if (bos && first != *bos)
       throw bad_input(
           "{}: document '{}' begins with token {}, and not with {}, as texts of the model or the first document do; use "
@@ -120,7 +120,7 @@ std::vector<uint32_t> JoinedCache::ids() const {
   std::vector<uint32_t> ids;
   for (const Part& part : parts_) {
     if (!sources_[part.source]->has_tokens()) return {};
-    const auto own = sources_[part.source]->tokens(part.document);
+    const auto own = sources_[part.source]->tokens_of(part.document);
     ids.insert(ids.end(), own.begin() + static_cast<ptrdiff_t>(part.skipped), own.end());
   }
   return ids;

@@ -1,17 +1,15 @@
 // libkvcodec.so: kvcodec.h over the readers and writers of formats/ and the commands of the program.
 #include <algorithm>
 #include <cstring>
-#include <list>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "cli/codecs/coding.hpp"
 #include "cli/frame/run.hpp"
 #include "cli/frame/text.hpp"
+#include "cli/inputs/cache_source.hpp"
 #include "cli/library/kvcodec.h"
-#include "formats/cache/codes_file.hpp"
 #include "formats/cache/kv_file.hpp"
 #include "formats/cache/score_forms.hpp"
 #include "formats/io/temporary.hpp"
@@ -115,22 +113,20 @@ using namespace kvcodec::cli;
 
 /// A kv file or a codes file.
 struct kvcodec_file {
-  kvcodec_file(const std::string& name, const std::string& book) {
+  kvcodec_file(const std::string& name, const std::string& book)
+      : cache(name, is_coded(name, book), book, nullptr) {}
+
+  static bool is_coded(const std::string& name, const std::string& book) {
     const std::string type = identify(name).type;
-    if (type == "kv") {
-      if (!book.empty()) throw usage_error("{}: a kv file needs no book", name);
-      kv.emplace(name);
-    } else if (type == "codes") {
-      codes.emplace(name);
-      codec.emplace(*codes, book);
-    } else {
+    if (type == "kv" && !book.empty()) throw usage_error("{}: a kv file needs no book", name);
+    if (type != "kv" && type != "codes")
       throw bad_input("{}: a {} file, where a kv or a codes file is wanted", name, type);
-    }
+    return type == "codes";
   }
 
-  const Documents& documents() const { return kv ? kv->documents() : codes->info().documents; }
-  const ModelInfo& model() const { return kv ? kv->model() : codes->info().model; }
-  const std::string& name() const { return kv ? kv->name() : codes->name(); }
+  const Documents& documents() const { return cache.documents(); }
+  const ModelInfo& model() const { return cache.model(); }
+  const std::string& name() const { return cache.name(); }
 
   void check_document(uint64_t document) const {
     if (document >= documents().count())
@@ -150,10 +146,7 @@ struct kvcodec_file {
       throw usage_error("{}: there is no layer {}; the model has {}", name(), layer, model().num_layers);
     return model().layer_shape(layer);
   }
-  bool stores(int32_t layer) const {
-    const auto layers = kv ? kv->layers() : stored_layers(codes->info());
-    return std::ranges::binary_search(layers, layer);
-  }
+  bool stores(int32_t layer) const { return std::ranges::binary_search(cache.layers(), layer); }
 
   void decode(uint64_t document, int32_t layer, Side side, uint64_t first, uint64_t count, DType type,
               std::byte* out) {
@@ -166,66 +159,18 @@ struct kvcodec_file {
       throw usage_error("{}: layer {} does not hold the first {} tokens of document {}", name(), layer,
                         left_out, document);
     const size_t width = shape.width(side);
-    if (kv && type == kv->dtype()) return kv->read_stored(side, layer, place, count, out);
-    if (kv)
-      return give(count, width, type, out,
-                  [&](MatrixView<float> rows) { kv->read(side, layer, place, rows); });
-    const int group = codes->info().group_of(layer);
-    const Wanted wanted{document, group, codes->info().joint ? Side::both : side, first - left_out, count};
-    if (shape_of(wanted).width() == width)
-      return give(count, width, type, out, [&](MatrixView<float> rows) { decode(wanted, rows); });
-    const Decoded& decoded = decoded_rows(wanted);
-    const auto rows = decoded.shape.columns(decoded.rows.view(), side, decoded.shape.place_of(layer));
-    if (type != DType::f32) return store(rows, type, reinterpret_cast<uint16_t*>(out));
-    for (size_t i = 0; i < count; ++i) std::memcpy(out + i * width * 4, rows.row(i).data(), width * 4);
-  }
-
-  /// Rows that `read` gives, in that type: floats without a copy.
-  template <class Read>
-  static void give(size_t count, size_t width, DType type, std::byte* out, const Read& read) {
-    if (type == DType::f32) return read(MatrixView(reinterpret_cast<float*>(out), count, width));
+    if (const KvReader* const kv = cache.kv(); kv && type == kv->dtype())
+      return kv->read_stored(side, layer, place, count, out);
+    if (type == DType::f32)
+      return cache.decode(side, layer, document, first,
+                          MatrixView(reinterpret_cast<float*>(out), count, width));
     UnsetVector<float> floats(count * width);
     const MatrixView<float> rows(floats.data(), count, width);
-    read(rows);
+    cache.decode(side, layer, document, first, rows);
     store(rows, type, reinterpret_cast<uint16_t*>(out));
   }
 
-  struct Wanted {
-    uint64_t document;
-    int group;
-    Side side;
-    uint64_t first, count;
-    bool operator==(const Wanted&) const = default;
-  };
-  struct Decoded {
-    Wanted wanted;
-    GroupShape shape;
-    Matrix<float> rows;
-  };
-
-  GroupShape shape_of(const Wanted& wanted) const { return codes->info().shape(wanted.group, wanted.side); }
-  void decode(const Wanted& wanted, MatrixView<float> rows) {
-    at_dataset(codes->name(), wanted.side, wanted.group, [&] {
-      StoredDocument(*codes, codec->codec(), shape_of(wanted), wanted.document)->decode(wanted.first, rows);
-    });
-  }
-
-  /// Rows of a group, kept while no others are asked for: callers ask for layer after layer, side after side.
-  const Decoded& decoded_rows(const Wanted& wanted) {
-    const auto found = std::ranges::find(kept, wanted, &Decoded::wanted);
-    if (found != kept.end()) return *found;
-    const GroupShape shape = shape_of(wanted);
-    Matrix<float> rows(wanted.count, shape.width());
-    decode(wanted, rows);
-    kept.push_front({wanted, shape, std::move(rows)});
-    if (kept.size() > 2) kept.pop_back();  // keys and values
-    return kept.front();
-  }
-
-  std::optional<KvReader> kv;
-  std::optional<CodesReader> codes;
-  std::optional<CodecOfFile> codec;
-  std::list<Decoded> kept;
+  StoredCache cache;
   std::string text[2];  // strings that were handed out
   StateTensor tensor;   // likewise
 };
@@ -273,16 +218,13 @@ int kvcodec_open(const char* name, const char* book, kvcodec_file** file) {
 void kvcodec_close(kvcodec_file* file) { delete file; }
 
 const char* kvcodec_codec(const kvcodec_file* file) {
-  return file->kv ? "" : file->codes->info().codec.c_str();
+  const CodesReader* const codes = file->cache.codes();
+  return codes ? codes->info().codec.c_str() : "";
 }
 
-kvcodec_type kvcodec_stored_type(const kvcodec_file* file) {
-  return type_for(file->kv ? file->kv->dtype() : file->codes->info().source_dtype);
-}
+kvcodec_type kvcodec_stored_type(const kvcodec_file* file) { return type_for(file->cache.dtype()); }
 
-int kvcodec_has_ids(const kvcodec_file* file) {
-  return file->kv ? file->kv->has_tokens() : file->codes->has_tokens();
-}
+int kvcodec_has_ids(const kvcodec_file* file) { return file->cache.has_tokens(); }
 
 uint64_t kvcodec_documents(const kvcodec_file* file) { return file->documents().count(); }
 
@@ -329,8 +271,7 @@ int kvcodec_ids(kvcodec_file* file, uint64_t document, uint64_t first, uint64_t 
     if (kvcodec_has_ids(file) == 0)
       throw usage_error("{}: the ids of its tokens are not known", file->name());
     if (count == 0) return;
-    std::ranges::copy(file->kv ? file->kv->tokens(place, count) : file->codes->tokens(place, count),
-                      &given(out, "out"));
+    std::ranges::copy(file->cache.tokens(place, count), &given(out, "out"));
   });
 }
 
@@ -338,8 +279,7 @@ int kvcodec_positions(kvcodec_file* file, uint64_t document, uint64_t first, uin
   return guarded([&] {
     const uint64_t place = file->place_of(document, first, count);
     if (count == 0) return;
-    std::ranges::copy(file->kv ? file->kv->positions(place, count) : file->codes->positions(place, count),
-                      &given(out, "out"));
+    std::ranges::copy(file->cache.positions(place, count), &given(out, "out"));
   });
 }
 

@@ -79,25 +79,25 @@ struct Ledger {
   uint64_t stored_bytes() const;  ///< all categories together: what the codec itself stores
 };
 
-class CodesReader {
+class CodesReader final : public TokenFile {
  public:
   explicit CodesReader(const std::string& file);
-  ~CodesReader();
+  ~CodesReader() override;
   CodesReader(CodesReader&&) noexcept;
   CodesReader& operator=(CodesReader&&) noexcept;
 
-  const std::string& name() const;
+  const std::string& name() const override;
   const FileType& type() const;
   const CodesInfo& info() const;
+  const Documents& documents() const override { return info().documents; }
   /// Calls to the system so far, including those that opened the file, and the bytes that they read.
   uint64_t reads() const;
   uint64_t bytes_read() const;
 
-  bool has_tokens() const;
-  /// Ids and positions of tokens [first, first + count), numbered across all documents. Throws Error(bad_input) for a document
-  /// whose number of tokens differs from the table of documents.
-  std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;
-  std::vector<uint64_t> positions(uint64_t first, uint64_t count) const;
+  bool has_tokens() const override;
+  /// Both throw Error(bad_input) for a document whose number of tokens differs from the table of documents.
+  std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const override;
+  std::vector<uint64_t> positions(uint64_t first, uint64_t count) const override;
 
   /// The book inside the file (--embed-book), if any.
   std::optional<Book> embedded_book() const;

@@ -11,9 +11,6 @@
 namespace kvcodec {
 namespace {
 
-const Documents& documents_of(const KvReader& kv) { return kv.documents(); }
-const Documents& documents_of(const CodesReader& codes) { return codes.info().documents; }
-
 /// The files of a copy. Only one is open at a time; a single file may be open before.
 template <class Reader>
 struct CopiedFiles {
@@ -31,7 +28,7 @@ struct CopiedFiles {
   void for_each(const Body& body) const {
     for (size_t i = 0; i < from.size(); ++i) {
       const std::shared_ptr<const Reader> reader = open(i);
-      const Documents &now = documents_of(*reader), &listed = lists[i].documents;
+      const Documents &now = reader->documents(), &listed = lists[i].documents;
       for (const size_t number : from[i].numbers)
         if (number >= now.count() || now.names[number] != listed.names[number] ||
             now.length(number) != listed.length(number) || now.facts_of(number) != listed.facts_of(number))
@@ -322,10 +319,9 @@ struct CodesForm {
     if (has_tokens)
       Alike(first, codes.name()).expect_there("the stream of token ids", *has_tokens, s.has_tokens());
     has_tokens = s.has_tokens();
-    const Documents& documents = s.info.documents;
     const bool may_be_wide = s.layout(s.index_column()).own.back().spec.type == DType::u64;
     for (size_t i = 0; may_be_wide && !wide_positions && i < numbers.size(); ++i) {
-      const auto positions = codes.positions(documents.offsets[numbers[i]], documents.length(numbers[i]));
+      const auto positions = codes.positions_of(numbers[i]);
       wide_positions = !positions.empty() && position_type(positions.back()) == DType::u64;  // they rise
     }
     if (!shared.empty()) return check_shared(s);

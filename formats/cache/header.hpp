@@ -167,6 +167,26 @@ struct Documents {
   }
 };
 
+/// A file with documents of tokens, which all have positions, and ids if these are known.
+class TokenFile {
+ public:
+  virtual ~TokenFile() = default;
+  virtual const std::string& name() const = 0;  ///< for messages
+  virtual const Documents& documents() const = 0;
+  virtual bool has_tokens() const = 0;
+  /// Ids and positions of tokens [first, first + count), numbered across all documents.
+  virtual std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const = 0;
+  virtual std::vector<uint64_t> positions(uint64_t first, uint64_t count) const = 0;
+
+  /// Those of a document.
+  std::vector<uint32_t> tokens_of(size_t document) const {
+    return tokens(documents().offsets[document], documents().length(document));
+  }
+  std::vector<uint64_t> positions_of(size_t document) const {
+    return positions(documents().offsets[document], documents().length(document));
+  }
+};
+
 /// This program's name and version in outputs: "kvcodec 1.2.3".
 std::string generator();
 

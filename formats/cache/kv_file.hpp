@@ -19,25 +19,24 @@ namespace kvcodec {
 
 /// Reads a kv file of any size, piece by piece. Every size is checked against the content when the file is opened. Error messages
 /// begin with the file's name and the dataset: "kv.h5: /layers/3/key: …".
-class KvReader {
+class KvReader final : public TokenFile {
  public:
   explicit KvReader(const std::string& file);
 
-  const std::string& name() const { return file_.name(); }  ///< for messages
+  const std::string& name() const override { return file_.name(); }
   const FileType& type() const { return type_; }
   const ModelInfo& model() const { return model_; }
-  const Documents& documents() const { return documents_; }
+  const Documents& documents() const override { return documents_; }
   DType dtype() const { return dtype_; }                      ///< of keys and values: bf16, f16 or f32
   const std::vector<int>& layers() const { return layers_; }  ///< whose keys and values are there, ascending
-  bool has_tokens() const { return tokens_.has_value(); }
+  bool has_tokens() const override { return tokens_.has_value(); }
   /// Bytes of all documents' state.
   uint64_t state_bytes() const;
   uint64_t file_bytes() const { return file_.size(); }
   uint64_t data_bytes() const;  ///< of the rows of all datasets
 
-  /// Ids and positions of tokens [first, first + count), numbered across all documents.
-  std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;
-  std::vector<uint64_t> positions(uint64_t first, uint64_t count) const;
+  std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const override;
+  std::vector<uint64_t> positions(uint64_t first, uint64_t count) const override;
 
   /// Reads tokens [first, first + out.rows()) of one side of one layer, widened to float. out: (n, heads * stored_dim) of the
   /// layer's shape (for values that lie in keys: no columns, or those of the values); any stride, so that layers can lie side by side. If

@@ -182,7 +182,7 @@ void for_each_piece(const CacheSource& source, const ExportJob& job, const RowsO
   const uint64_t limit = std::max<uint64_t>(1, job.buffer_bytes / (3 * sizeof(float) * width));
   Matrix<float> rows(static_cast<size_t>(std::min(limit, count)), width);
   const bool turns = job.turn && which.side == Side::key;
-  const auto positions = turns ? source.positions(which.document) : std::vector<uint64_t>();
+  const auto positions = turns ? source.positions_of(which.document) : std::vector<uint64_t>();
   for (uint64_t first = 0; first < count; first += limit) {
     const auto piece = rows.view().rows(0, static_cast<size_t>(std::min(limit, count - first)));
     const uint64_t at = left_out + which.first + first;
@@ -224,13 +224,13 @@ size_t only_document(const CacheSource& source, const ExportJob& job, const char
 size_t only_counted_document(const CacheSource& source, const ExportJob& job, const char* what) {
   const size_t document = only_document(source, job, what);
   const uint64_t length = source.documents().length(document);
-  if (length > 0 && source.positions(document).back() + 1 != length)  // they rise
+  if (length > 0 && source.positions_of(document).back() + 1 != length)  // they rise
     throw lost_positions(source, document, what);
   return document;
 }
 
 Error lost_positions(const CacheSource& source, size_t document, const char* what) {
-  const auto positions = source.positions(document);
+  const auto positions = source.positions_of(document);
   return usage_error(
       "{}: document '{}' has {} tokens at positions {} to {}, which {} does not keep; transformers and llama keep them",
       source.name(), source.documents().names[document], positions.size(), positions.front(),

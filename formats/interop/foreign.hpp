@@ -73,17 +73,11 @@ struct ImportOptions {
 };
 
 /// A cache to export: a kv file, or codes that are decoded during the export.
-class CacheSource {
+class CacheSource : public TokenFile {
  public:
-  virtual ~CacheSource() = default;
-  virtual const std::string& name() const = 0;
   virtual const ModelInfo& model() const = 0;
   virtual DType dtype() const = 0;
   virtual const std::vector<int>& layers() const = 0;
-  virtual const Documents& documents() const = 0;
-  virtual bool has_tokens() const = 0;
-  virtual std::vector<uint32_t> tokens(size_t document) const = 0;
-  virtual std::vector<uint64_t> positions(size_t document) const = 0;
   /// Tokens [first, first + out.rows()) of a document, all of which the layer holds; out: (n, heads * stored_dim).
   virtual void read(Side side, int layer, size_t document, uint64_t first, MatrixView<float> out) const = 0;
 };

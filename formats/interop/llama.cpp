@@ -583,8 +583,8 @@ class Writer {
   /// or of a part of it, ends with its own tokens.
   std::vector<int32_t> listed_tokens() const {
     if (job_.documents.size() != 1 || !source_.has_tokens()) return {};
-    const auto own = source_.tokens(job_.documents.front());
-    const auto positions = source_.positions(job_.documents.front());
+    const auto own = source_.tokens_of(job_.documents.front());
+    const auto positions = source_.positions_of(job_.documents.front());
     const bool whole = before_.text("tokens_of") == hex_of(token_digest(own));
     const auto before = before_.list("tokens"), behind = before_.list("tokens_behind");
     std::vector<int32_t> tokens(own.begin(), own.end());
@@ -657,8 +657,8 @@ class Writer {
 
   void add_cells(size_t i, size_t c, Numbers& head) const {
     const size_t document = job_.documents[i];
-    const auto positions = source_.positions(document);
-    const auto tokens = source_.has_tokens() ? source_.tokens(document) : std::vector<uint32_t>();
+    const auto positions = source_.positions_of(document);
+    const auto tokens = source_.has_tokens() ? source_.tokens_of(document) : std::vector<uint32_t>();
     const bool is_position = before_.text("extension_kind") == "position";
     for (size_t t = positions.size() - cells_of(document, c); t < positions.size(); ++t) {
       if (positions[t] > INT32_MAX)

@@ -422,7 +422,7 @@ class PromptWriter {
   }
 
   void add_metadata() {
-    const auto positions = source_.positions(document_);
+    const auto positions = source_.positions_of(document_);
     const uint64_t seen = positions.empty() ? 0 : positions.back() + 1;
     const bool texts = layout_ == Layout::texts;
     if (!texts) plan_.set("2.0", "");

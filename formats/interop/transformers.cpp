@@ -315,9 +315,9 @@ ExportResult write_transformers(const CacheSource& source, const ExportJob& job)
       row.insert(row.end(), numbers.begin(), numbers.end());
       file.write(plan.begin(tables.at(name)) + i * tokens * sizeof(int64_t), std::as_bytes(std::span(row)));
     };
-    if (source.has_tokens()) put(kIds, source.tokens(job.documents[i]));
+    if (source.has_tokens()) put(kIds, source.tokens_of(job.documents[i]));
     put(kMask, std::vector<int64_t>(documents.length(job.documents[i]), 1));
-    put(kPositions, source.positions(job.documents[i]));
+    put(kPositions, source.positions_of(job.documents[i]));
   }
   for (const auto& [tensor, number] : states)
     for (size_t i = 0; i < count; ++i) {

@@ -123,7 +123,7 @@ std::shared_ptr<FarFile> FarFile::open(const std::string& name) {
     opened = all.front();
   }
   const std::lock_guard lock(opened->mutex);
-  if (!opened->file) opened->file = std::make_shared<FarFile>(std::make_unique<HttpFile>(far_place(name)));
+  if (!opened->file) opened->file = std::make_shared<FarFile>(HttpFile::at(far_place(name)));
   return opened->file;
 }
 

@@ -39,8 +39,6 @@ HttpPatience HttpPatience::from_environment() {
 
 #ifndef KVCODEC_CURL
 
-struct HttpFile::Impl {};
-
 void require_http(const FarPlace& place) {
   throw usage_error(
       "{}: this kvcodec was built without libcurl, so it reaches no servers; build it with -DKVCODEC_CURL=ON, or "
@@ -48,14 +46,10 @@ void require_http(const FarPlace& place) {
       place.shown);
 }
 
-HttpFile::HttpFile(FarPlace place, HttpPatience) { require_http(place); }
-HttpFile::~HttpFile() = default;
-const std::string& HttpFile::name() const { throw internal_error("no libcurl"); }
-std::vector<std::byte> HttpFile::begin(uint64_t) { return {}; }
-std::vector<std::byte> HttpFile::read(uint64_t, uint64_t) { return {}; }
-uint64_t HttpFile::size() const { return 0; }
-uint64_t HttpFile::requests() const { return 0; }
-uint64_t HttpFile::bytes() const { return 0; }
+std::unique_ptr<HttpFile> HttpFile::at(FarPlace place, HttpPatience) {
+  require_http(place);
+  return nullptr;
+}
 bool upload(const FarPlace& place, const std::filesystem::path&, bool, HttpPatience) {
   require_http(place);
   return false;
@@ -361,26 +355,34 @@ void require_http(const FarPlace& place) { const HttpConnection connection(place
 
 // Reading -------------------------------------------------------------------------------------------
 
-struct HttpFile::Impl : HttpConnection {
-  bool begun = false;
-  uint64_t size = 0, bytes = 0;
-  std::string etag, modified;
+class HttpReader final : public HttpFile {
+ public:
+  HttpReader(FarPlace place, HttpPatience patience) : connection_(std::move(place), patience) {}
 
-  using HttpConnection::HttpConnection;
+  const std::string& name() const override { return connection_.place().shown; }
+  uint64_t size() const override { return size_; }
+  uint64_t requests() const override { return connection_.requests(); }
+  uint64_t bytes() const override { return bytes_; }
+  std::vector<std::byte> begin(uint64_t limit) override {
+    return connection_.with_retries([&] { return get(0, limit); });
+  }
+  std::vector<std::byte> read(uint64_t position, uint64_t count) override {
+    if (count == 0) return {};
+    return connection_.with_retries([&] { return get(position, count); });
+  }
 
-  const std::string& name() const { return place().shown; }
-
+ private:
   Error changed() const {
     return bad_input("{}: changed on the server between two requests; run the command again", name());
   }
 
   /// True for a strong ETag: servers never treat weak ones as matching.
-  bool can_match() const { return !etag.empty() && !etag.starts_with("W/"); }
+  bool can_match() const { return !etag_.empty() && !etag_.starts_with("W/"); }
 
   /// True if the answer is of the same file state as earlier reads.
   bool same(const ContentRange& range) const {
-    return range.size == size && field("etag") == etag &&
-           (!etag.empty() || field("last-modified") == modified);
+    return range.size == size_ && connection_.field("etag") == etag_ &&
+           (!etag_.empty() || connection_.field("last-modified") == modified_);
   }
 
   /// SHA-256 of an empty body.
@@ -397,34 +399,34 @@ struct HttpFile::Impl : HttpConnection {
       too_many = more.size() > count - body.size();
       if (too_many) return false;
       body.insert(body.end(), more.begin(), more.end());
-      bytes += more.size();
+      bytes_ += more.size();
       return true;
     };
     const std::string wanted = fmt::format("{}-{}", first, first + count - 1);
-    std::vector<std::string> headers = s3_headers(place(), kDigestOfNothing);
-    if (begun && can_match()) headers.push_back("If-Match: " + etag);
-    const long status = perform(headers, take, [&] {
-      set(CURLOPT_HTTPGET, 1L);
-      set(CURLOPT_RANGE, wanted.c_str());
+    std::vector<std::string> headers = s3_headers(connection_.place(), kDigestOfNothing);
+    if (begun_ && can_match()) headers.push_back("If-Match: " + etag_);
+    const long status = connection_.perform(headers, take, [&] {
+      connection_.set(CURLOPT_HTTPGET, 1L);
+      connection_.set(CURLOPT_RANGE, wanted.c_str());
     });
     check(status, first, count, body.size(), too_many);
     return body;
   }
 
   void check(long status, uint64_t first, uint64_t count, uint64_t got, bool too_many) {
-    if (begun && (status == 412 || status == 416 || status == 404)) throw changed();
+    if (begun_ && (status == 412 || status == 416 || status == 404)) throw changed();
     if (status == 200)
       throw bad_input("{}: the server gives only the whole file, no parts of it; download it first", name());
     if (status == 416) throw bad_input("{}: is empty", name());
-    if (status != 206) throw bad_input("{}", unwanted(status, "read"));
-    const auto range = content_range(field("content-range"));
+    if (status != 206) throw bad_input("{}", connection_.unwanted(status, "read"));
+    const auto range = content_range(connection_.field("content-range"));
     if (!range)
       throw bad_input("{}: the server does not say which part of the file it sent (Content-Range: '{}')",
-                      name(), field("content-range"));
+                      name(), connection_.field("content-range"));
     if (range->size > HttpFile::kMaxBytes)
       throw bad_input("{}: the server says that the file has {} bytes; up to {} TiB are possible", name(),
                       range->size, HttpFile::kMaxBytes >> 40);
-    if (begun && !same(*range)) throw changed();
+    if (begun_ && !same(*range)) throw changed();
     const uint64_t last = std::min(first + count, range->size) - 1;
     if (range->first != first || range->last != last || too_many)
       throw bad_input("{}: the server sent other bytes than were asked for ({} to {}, not {} to {})", name(),
@@ -432,30 +434,21 @@ struct HttpFile::Impl : HttpConnection {
     if (got != last - first + 1)
       throw Transient{
           failed("{}: the connection broke off: {} of {} bytes came", name(), got, last - first + 1)};
-    if (begun) return;
-    begun = true;
-    size = range->size;
-    etag = field("etag");
-    modified = field("last-modified");
+    if (begun_) return;
+    begun_ = true;
+    size_ = range->size;
+    etag_ = connection_.field("etag");
+    modified_ = connection_.field("last-modified");
   }
+
+  HttpConnection connection_;
+  bool begun_ = false;
+  uint64_t size_ = 0, bytes_ = 0;
+  std::string etag_, modified_;
 };
 
-HttpFile::HttpFile(FarPlace place, HttpPatience patience)
-    : impl_(std::make_unique<Impl>(std::move(place), patience)) {}
-HttpFile::~HttpFile() = default;
-
-const std::string& HttpFile::name() const { return impl_->name(); }
-uint64_t HttpFile::size() const { return impl_->size; }
-uint64_t HttpFile::requests() const { return impl_->requests(); }
-uint64_t HttpFile::bytes() const { return impl_->bytes; }
-
-std::vector<std::byte> HttpFile::begin(uint64_t limit) {
-  return impl_->with_retries([&] { return impl_->get(0, limit); });
-}
-
-std::vector<std::byte> HttpFile::read(uint64_t position, uint64_t count) {
-  if (count == 0) return {};
-  return impl_->with_retries([&] { return impl_->get(position, count); });
+std::unique_ptr<HttpFile> HttpFile::at(FarPlace place, HttpPatience patience) {
+  return std::make_unique<HttpReader>(std::move(place), patience);
 }
 
 // Writing -------------------------------------------------------------------------------------------

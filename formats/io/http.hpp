@@ -71,24 +71,19 @@ class HttpFile {
   static constexpr uint64_t kMaxBytes = uint64_t{1} << 46;
 
   /// As require_http.
-  explicit HttpFile(FarPlace place, HttpPatience patience = HttpPatience::from_environment());
-  ~HttpFile();
-  HttpFile(const HttpFile&) = delete;
-  HttpFile& operator=(const HttpFile&) = delete;
+  static std::unique_ptr<HttpFile> at(FarPlace place,
+                                      HttpPatience patience = HttpPatience::from_environment());
+  virtual ~HttpFile() = default;
 
-  const std::string& name() const;  ///< as messages show it
+  virtual const std::string& name() const = 0;  ///< as messages show it
   /// The first `limit` bytes, or all if there are fewer. This is the first request; afterwards the size is known.
-  std::vector<std::byte> begin(uint64_t limit);
-  uint64_t size() const;  ///< bytes; after begin()
+  virtual std::vector<std::byte> begin(uint64_t limit) = 0;
+  virtual uint64_t size() const = 0;  ///< bytes; after begin()
   /// `count` bytes from `position` on, in one request; within the size.
-  std::vector<std::byte> read(uint64_t position, uint64_t count);
+  virtual std::vector<std::byte> read(uint64_t position, uint64_t count) = 0;
 
-  uint64_t requests() const;  ///< so far, repeated ones included
-  uint64_t bytes() const;     ///< of the file, in their answers
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  virtual uint64_t requests() const = 0;  ///< so far, repeated ones included
+  virtual uint64_t bytes() const = 0;     ///< of the file, in their answers
 };
 
 /// Stores a local file on a server, whole, by one PUT request, which follows no redirection. overwrite: true if it may replace an existing

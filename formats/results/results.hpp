@@ -33,19 +33,19 @@ struct IndexInfo {
   std::vector<std::vector<uint64_t>> batch_ends;  ///< of each document: tokens up to each batch's end
 };
 
-class IndexReader {
+class IndexReader final : public TokenFile {
  public:
   /// Throws Error(bad_input) for a file whose sizes do not fit together.
   explicit IndexReader(const std::string& file);
 
-  const std::string& name() const { return file_.name(); }
+  const std::string& name() const override { return file_.name(); }
   const FileType& type() const { return type_; }
   const IndexInfo& info() const { return info_; }
+  const Documents& documents() const override { return info_.documents; }
   const std::vector<int>& layers() const { return layer_numbers_; }  ///< those there are, ascending
-  bool has_tokens() const;
-  /// Ids and positions of tokens [first, first + count), numbered across all documents.
-  std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const;
-  std::vector<uint64_t> positions(uint64_t first, uint64_t count) const;
+  bool has_tokens() const override;
+  std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const override;
+  std::vector<uint64_t> positions(uint64_t first, uint64_t count) const override;
   /// The number over all documents and heads.
   uint64_t clusters(int layer) const { return layers_.at(layer).first_cluster.back(); }
   uint64_t file_bytes() const { return file_.size(); }

@@ -45,7 +45,7 @@ class Folder {
 
 void read_all(const test::ForeignSource& source) {
   for (size_t d = 0; d < source.documents().count(); ++d) {
-    fuzz::require(source.positions(d).size() == source.documents().length(d));
+    fuzz::require(source.positions_of(d).size() == source.documents().length(d));
     for (const int layer : source.layers())
       for (const Side side : kSides) source.all(side, layer, d);
   }

@@ -109,10 +109,10 @@ TEST_CASE("caches of other programs: what is in them, and the way back") {
     test::Fixtures values("interop/" + name + ".f32");
     for (size_t d = 0; d < source.documents().count(); ++d) {
       const Json& document = one["documents"][d];
-      CHECK_EQ(source.positions(d), document["positions"].get<std::vector<uint64_t>>());
-      CHECK_EQ(source.tokens(d), document["tokens"].is_null()
-                                     ? std::vector<uint32_t>()
-                                     : document["tokens"].get<std::vector<uint32_t>>());
+      CHECK_EQ(source.positions_of(d), document["positions"].get<std::vector<uint64_t>>());
+      CHECK_EQ(source.tokens_of(d), document["tokens"].is_null()
+                                        ? std::vector<uint32_t>()
+                                        : document["tokens"].get<std::vector<uint32_t>>());
       for (size_t i = 0; i < source.layers().size(); ++i)
         for (const Side side : kSides) {
           const auto shape = document["shapes"][i][static_cast<size_t>(side)].get<std::vector<size_t>>();

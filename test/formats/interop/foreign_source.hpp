@@ -25,9 +25,11 @@ class ForeignSource final : public interop::CacheSource {
   const std::vector<int>& layers() const override { return layers_; }
   const Documents& documents() const override { return documents_; }
   bool has_tokens() const override { return !cache_.documents.front().tokens.empty(); }
-  std::vector<uint32_t> tokens(size_t document) const override { return cache_.documents[document].tokens; }
-  std::vector<uint64_t> positions(size_t document) const override {
-    return cache_.documents[document].positions;
+  std::vector<uint32_t> tokens(uint64_t first, uint64_t count) const override {
+    return run_of(&interop::ForeignDocument::tokens, first, count);
+  }
+  std::vector<uint64_t> positions(uint64_t first, uint64_t count) const override {
+    return run_of(&interop::ForeignDocument::positions, first, count);
   }
   void read(Side side, int layer, size_t document, uint64_t first, MatrixView<float> out) const override {
     const interop::ForeignLayer& held = cache_.documents[document].layers.at(layer);
@@ -52,6 +54,19 @@ class ForeignSource final : public interop::CacheSource {
   }
 
  private:
+  /// That member of tokens [first, first + count), which are of one document.
+  template <class T>
+  std::vector<T> run_of(std::vector<T> interop::ForeignDocument::*member, uint64_t first,
+                        uint64_t count) const {
+    if (count == 0) return {};
+    size_t document = 0;
+    while (documents_.offsets[document + 1] <= first) ++document;
+    const std::vector<T>& all = cache_.documents[document].*member;
+    if (all.empty()) return {};
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first - documents_.offsets[document]);
+    return {begin, begin + static_cast<std::ptrdiff_t>(count)};
+  }
+
   interop::ForeignCache cache_;
   std::string name_ = "cache";
   std::vector<int> layers_;

@@ -91,14 +91,14 @@ std::string fault_of_reading(const LoopbackServer::Answer& answer) {
   const LoopbackServer server(answer);
   const std::string url = server.url("a.h5");
   return fault_of(url, [&] {
-    HttpFile file({.url = url, .shown = url}, kHasty);
-    (void)file.begin(100);
-    (void)file.read(100, 100);
+    const auto file = HttpFile::at({.url = url, .shown = url}, kHasty);
+    (void)file->begin(100);
+    (void)file->read(100, 100);
   });
 }
 
 std::unique_ptr<HttpFile> open_http(const std::string& url) {
-  return std::make_unique<HttpFile>(FarPlace{.url = url, .shown = url}, kHasty);
+  return HttpFile::at({.url = url, .shown = url}, kHasty);
 }
 
 std::string text_at(FarFile& file, uint64_t position, uint64_t size) {
@@ -306,10 +306,10 @@ TEST_CASE("far: waiting for a server that does not answer ends") {
   HttpPatience once = kHasty;
   once.attempts = 1;
   CHECK(fault_of(url, [&] {
-          (void)HttpFile({.url = url, .shown = url}, once).begin(1);
+          (void)HttpFile::at({.url = url, .shown = url}, once)->begin(1);
         }).starts_with("failed: URL: the server does not answer in time: "));
   const Environment wrong("KVCODEC_TIMEOUT", "soon");
-  CHECK_EQ(fault_of(url, [&] { HttpFile({.url = url, .shown = url}); }),
+  CHECK_EQ(fault_of(url, [&] { HttpFile::at({.url = url, .shown = url}); }),
            "usage: KVCODEC_TIMEOUT is 'soon'; it must be seconds, from 1 to 3600");
 }
 
@@ -575,11 +575,11 @@ TEST_CASE("far: uploads and signed requests go where they are sent, not elsewher
   CHECK_EQ(fault_of(url, [&] { (void)upload(place, folder / "a.h5", true, kHasty); }),
            "failed: URL: the server's answer is not what was asked for (status 303)");
   CHECK_EQ(server.requests().size(), 1);
-  CHECK_EQ(fault_of(url, [&] { (void)HttpFile(signed_place, kHasty).begin(10); }),
+  CHECK_EQ(fault_of(url, [&] { (void)HttpFile::at(signed_place, kHasty)->begin(10); }),
            "bad input: URL: the server's answer is not what was asked for (status 303)");
   CHECK_EQ(server.requests().size(), 2);
   // A request that is not signed follows the redirection.
-  CHECK_EQ(fault_of(url, [&] { (void)HttpFile(place, kHasty).begin(10); }), "nothing");
+  CHECK_EQ(fault_of(url, [&] { (void)HttpFile::at(place, kHasty)->begin(10); }), "nothing");
   CHECK_EQ(server.requests().size(), 4);
 }
 
