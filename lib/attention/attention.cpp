@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "lib/attention/attention_kernels_body.hpp"
+#include "lib/attention/attention_kernels.hpp"
 #include "lib/core/aligned.hpp"
 #include "lib/core/cpu.hpp"
 #include "lib/core/error.hpp"
@@ -13,6 +13,42 @@
 #include "lib/model/row_ops.hpp"
 
 namespace kvcodec {
+
+// The scalar reference of attention_kernels.hpp
+
+namespace attention_kernels {
+static size_t padded(size_t dims) { return round_up(dims, size_t{kLanes}); }
+
+static void dots(const Rows& rows, const float* queries, size_t count, float* out, size_t out_stride) {
+  const size_t stride = padded(rows.dims);
+  for (size_t q = 0; q < count; ++q)
+    for (size_t t = 0; t < rows.n; ++t) {
+      float lanes[kLanes] = {};
+      for (size_t j = 0; j < stride; ++j) {
+        const float value = j < rows.dims ? rows.rows[t][j] : 0;
+        lanes[j % kLanes] = std::fma(value, queries[q * stride + j], lanes[j % kLanes]);
+      }
+      for (size_t width = kLanes / 2; width > 0; width /= 2)
+        for (size_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+      out[q * out_stride + t] = lanes[0];
+    }
+}
+
+static void sums(const Rows& rows, const float* weights, size_t weight_stride, size_t count, float* sums) {
+  const size_t stride = padded(rows.dims);
+  for (size_t q = 0; q < count; ++q)
+    for (size_t t = 0; t < rows.n; ++t)
+      for (size_t j = 0; j < rows.dims; ++j)
+        sums[q * stride + j] =
+            std::fma(rows.rows[t][j], weights[q * weight_stride + t], sums[q * stride + j]);
+}
+
+const Table& scalar::table() {
+  static constexpr Table kTable = {dots, sums};
+  return kTable;
+}
+
+}  // namespace attention_kernels
 
 namespace {
 
