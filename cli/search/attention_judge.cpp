@@ -21,8 +21,7 @@ LayerRows::LayerRows(const KvReader& kv, int layer, uint64_t first, uint64_t cou
   }
 }
 
-StoredQueries::StoredQueries(const KvReader& kv, std::span<const uint64_t> rows, size_t document,
-                             size_t most)
+StoredQueries::StoredQueries(const KvReader& kv, std::span<const uint64_t> rows, size_t document, size_t most)
     : begin_(kv.documents().offsets[document]) {
   const auto begin = std::ranges::lower_bound(rows, kv.documents().offsets[document]),
              end = std::ranges::lower_bound(rows, kv.documents().offsets[document + 1]);
@@ -44,7 +43,8 @@ AttentionErrorSums StoredQueries::errors(const KvReader& kv, int layer, std::spa
     const auto seen = static_cast<uint64_t>(std::ranges::upper_bound(tokens, tokens_[i]) - tokens.begin());
     const uint64_t first = forms.first_seen(layer, tokens, tokens_[i]);
     if (first < seen)
-      numbers.push_back(numbers_[i]), from.push_back(first), visible.push_back(seen), at.push_back(tokens_[i] - begin_);
+      numbers.push_back(numbers_[i]), from.push_back(first), visible.push_back(seen),
+          at.push_back(tokens_[i] - begin_);
   }
   if (numbers.empty()) return {};
   Matrix<float> queries(numbers.size(), as_size(model.num_q_heads) * as_size(shape.key_dim));

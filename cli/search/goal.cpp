@@ -564,7 +564,8 @@ class Search {
   double follow_learned(double& expected) {
     const bool rate = goal_.of_rate();
     if (!rate) probe_ = &context_.samples.wide;
-    double setting = learned_setting(rate ? std::log(bits_left()) : usual_rate(0, target_db() - usual_db(0)), 0);
+    double setting =
+        learned_setting(rate ? std::log(bits_left()) : usual_rate(0, target_db() - usual_db(0)), 0);
     for (int tries = 5;; --tries) {
       const auto codec = codec_with(*options_at(setting));
       if (!codec) throw Error(*refusal_);

@@ -90,10 +90,11 @@ void refine(const float* x, const float* weights, size_t n, float* zero, float* 
         sums[3][lane] += weight * values[i + lane];
         sums[4][lane] += by_level * values[i + lane];
       }
-    for (float (&sum)[kLanes] : sums)
+    for (float(&sum)[kLanes] : sums)
       for (size_t lane = 1; lane < kLanes; ++lane) sum[0] += sum[lane];
     const float mean_level = sums[1][0] / sums[0][0], mean = sums[3][0] / sums[0][0];
-    const float variance = sums[2][0] - sums[1][0] * mean_level, slope = (sums[4][0] - sums[1][0] * mean) / variance;
+    const float variance = sums[2][0] - sums[1][0] * mean_level,
+                slope = (sums[4][0] - sums[1][0] * mean) / variance;
     if (!(variance > 0) || !(slope > 0)) return;
     *scale = slope;
     *zero = mean - slope * mean_level;

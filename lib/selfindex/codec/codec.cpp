@@ -81,7 +81,8 @@ void check_levels(const Form& form, Side side, MatrixView<const float> rows, uin
 }
 
 /// weights: of squared errors of channels; empty for the grids of the paper.
-void take_levels(const Form& form, MatrixView<const float> rows, MatrixView<const float> weights, Coded& coded) {
+void take_levels(const Form& form, MatrixView<const float> rows, MatrixView<const float> weights,
+                 Coded& coded) {
   const size_t count = rows.rows() * form.heads;
   coded.levels = Matrix<uint8_t>(count, form.level_bytes());
   coded.scales = coded.zeros = Matrix<uint16_t>(count, form.groups());

@@ -65,7 +65,9 @@ struct SelfIndexOptions final : Options {
         {"key-levels",
          "what the 2 bits of a key say: its magnitude beside the sign bit, or (to see what that gains) its signed value",
          &key_levels},
-        {"key-fit", "where a key's levels lie: at the least squared error, or from its smallest magnitude to its largest", &key_fit}};
+        {"key-fit",
+         "where a key's levels lie: at the least squared error, or from its smallest magnitude to its largest",
+         &key_fit}};
   }
 };
 

@@ -95,8 +95,8 @@ TEST_CASE("two-bit rows: what grouped quantization and bit packing give, at ever
 
 TEST_CASE("two-bit rows of least squares: never more weighed error than between smallest and largest") {
   Rng rng(43);
-  const auto error_of = [](const Matrix<float>& x, const Matrix<float>& weights, const Coded& coded, size_t row,
-                           size_t first) {
+  const auto error_of = [](const Matrix<float>& x, const Matrix<float>& weights, const Coded& coded,
+                           size_t row, size_t first) {
     Matrix<float> decoded(x.rows(), x.cols());
     dequantize_two_bit(coded.view(), decoded);
     double sum = 0;
@@ -131,7 +131,8 @@ TEST_CASE("two-bit rows of least squares: never more weighed error than between 
           weight += weights(row % 3, j);
         }
         slack = weight * std::pow(largest * 0x1p-9 + 0x1p-22, 2);
-        const double least = error_of(x, weights, expected, row, first), usual = error_of(x, weights, range, row, first);
+        const double least = error_of(x, weights, expected, row, first),
+                     usual = error_of(x, weights, range, row, first);
         CHECK(std::sqrt(least) <= std::sqrt(usual) + std::sqrt(slack));
         all += least / weight / (largest * largest);
         of_range += usual / weight / (largest * largest);
