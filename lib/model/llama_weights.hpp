@@ -39,12 +39,13 @@ struct Mlp {
   Linear up, down;
 };
 
-/// The gated delta rule of a layer (DeltaLayers).
+/// The gated delta rule of a layer, or a convolution alone (DeltaLayers).
 struct DeltaNet {
-  Linear query, key, value;                   ///< as the convolution reads them, one behind the other
+  /// As the convolution reads them, one behind the other; a convolution alone reads products of `query` and `value`.
+  Linear query, key, value;
   Linear gate;                                ///< of the output
   Linear beta, decay;                         ///< a number for each value head
-  std::vector<float> kernel;                  ///< (mixed_width, kernel)
+  std::vector<float> kernel, kernel_bias;     ///< (mixed_width, kernel); mixed_width, or empty
   std::vector<float> decay_bias, decay_rate;  ///< of each value head
   std::vector<float> norm;                    ///< (value_dim)
 };

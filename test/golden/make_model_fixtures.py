@@ -13,7 +13,7 @@ dimensions, the first of each pair before the others; query is multiplied by wha
 Weights stored in 16 bits are widened, and everything is computed in float32, each document alone.
 test/golden/model/rope-*: cosines and sines of transformers' rotary embedding at positions up to 131071.
 
-Made with torch 2.15.0, transformers 5.23.0 (phi-*, starcoder2-*, qwen3_next-*, qwen3_5-*, gemma4-*: 5.24.0; gemma4-*: torch 2.9.0), safetensors 0.8.0; run it with a Python that has them:
+Made with torch 2.15.0, transformers 5.23.0 (phi-*, starcoder2-*, qwen3_next-*, qwen3_5-*, gemma4-*, lfm2-*: 5.24.0; gemma4-*: torch 2.9.0), safetensors 0.8.0; run it with a Python that has them:
 make_model_fixtures.py [NAME ...]   only these; all, and nothing else is left, without names
 """
 import importlib
@@ -49,6 +49,7 @@ FAMILIES = {
     "qwen3_next": (transformers.Qwen3NextConfig, transformers.Qwen3NextForCausalLM),
     "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
     "starcoder2": (transformers.Starcoder2Config, transformers.Starcoder2ForCausalLM),
+    "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
 }
 SHORT = [31, 1, 42]  # lengths of the documents
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -216,6 +217,13 @@ CASES = {
     "gemma4-3": ("gemma4", dict(sizes(3, 32, 48, 4, 2, 8), layer_types=["sliding_attention", "full_attention", "full_attention"],
                                 sliding_window=14, global_head_dim=16, hidden_size_per_layer_input=0, enable_moe_block=True,
                                 num_experts=5, top_k_experts=2, moe_intermediate_size=20), "bfloat16", dict(wrapped=True)),
+    "lfm2-1": ("lfm2", dict(sizes(4, 32, 70, 4, 2), rope_parameters=rope(1000000.0), block_multiple_of=8, conv_L_cache=4,
+                            layer_types=["conv", "full_attention", "conv", "full_attention"]), "bfloat16", {}),
+    "lfm2-2": ("lfm2", dict(sizes(3, 48, 60, 6, 3), rope_parameters=rope(10000.0), conv_bias=True, full_attn_idxs=[2],
+                            block_multiple_of=10, block_ffn_dim_multiplier=1.3, norm_eps=1e-3, tie_word_embeddings=False), "float16",
+               dict(old="lfm2")),
+    "lfm2-long": ("lfm2", dict(sizes(2, 16, 24, 2, 1), rope_parameters=rope(10000.0), block_auto_adjust_ff_dim=False,
+                               layer_types=["conv", "full_attention"]), "bfloat16", dict(lengths=[1100, 3])),
 }
 VOCABULARY = 64
 
@@ -265,6 +273,8 @@ def make_old(folder, type_key):
         config["partial_rotary_factor"] = parameters.pop("partial_rotary_factor")
     if "original_max_position_embeddings" in config:
         parameters.pop("original_max_position_embeddings", None)
+    if type_key == "lfm2":
+        config["block_ff_dim"], config["tie_embedding"] = config.pop("intermediate_size"), config.pop("tie_word_embeddings")
     config["rope_scaling"] = None if kind == "default" else {type_key: kind, **parameters}
     config["torch_dtype"] = config.pop("dtype")
     config.pop("layer_types", None)
@@ -377,7 +387,7 @@ def with_unturned(part, whole):
 def run(model, documents, all_logits):
     parts = {}
     count = model.config.num_hidden_layers
-    cached = [layer for layer in range(count) if (getattr(model.config, "layer_types", None) or [""] * count)[layer] != "linear_attention"]
+    cached = [layer for layer in range(count) if (getattr(model.config, "layer_types", None) or [""] * count)[layer] not in ("linear_attention", "conv")]
     shared = getattr(model.config, "num_kv_shared_layers", 0)  # the last ones, which have queries only
     turned = [layer for layer in cached if getattr(model.config, "no_rope_layers", [1] * count)[layer]]
     assert turned[-1] == count - 1  # its queries are recorded

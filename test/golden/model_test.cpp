@@ -186,9 +186,10 @@ TEST_CASE("forward pass: keys, values, queries and logits are those of transform
 TEST_CASE("forward pass: chunks, packing and stopping early change nothing but rounding") {
   constexpr double kAllowed = 1e-5;
   for (const std::string name :
-       {"llama-long", "mistral-long", "mistral-4", "qwen2-8", "qwen3-2", "smollm3-1", "phi3-2", "gemma2-1",
-        "gpt_neox-1", "mixtral-1", "gpt_oss-long", "deepseek_v2-2", "deepseek_v3-long", "qwen3_next-1",
-        "qwen3_next-long", "qwen3_5-1", "gemma4-1", "gemma4-2", "gemma4-3"}) {
+       {"llama-long",       "mistral-long", "mistral-4",       "qwen2-8",   "qwen3-2",      "smollm3-1",
+        "phi3-2",           "gemma2-1",     "gpt_neox-1",      "mixtral-1", "gpt_oss-long", "deepseek_v2-2",
+        "deepseek_v3-long", "qwen3_next-1", "qwen3_next-long", "qwen3_5-1", "gemma4-1",     "gemma4-2",
+        "gemma4-3",         "lfm2-1",       "lfm2-long"}) {
     CAPTURE(name);
     const Model model(folder_of(name));
     const Sequences documents = read_documents(folder_of(name));
@@ -262,7 +263,7 @@ class Remembered final : public PastCache {
 
 TEST_CASE("forward pass: a document goes on from the cache of its beginning") {
   for (const std::string name : {"llama-4", "mistral-1", "deepseek_v2-2", "deepseek_v3-1", "deepseek_v3-2",
-                                 "qwen3_next-1", "qwen3_5-1", "gemma4-1", "gemma4-2"}) {
+                                 "qwen3_next-1", "qwen3_5-1", "gemma4-1", "gemma4-2", "lfm2-1", "lfm2-2"}) {
     CAPTURE(name);
     const Model model(folder_of(name));
     const Sequences all = read_documents(folder_of(name));
