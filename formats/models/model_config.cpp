@@ -293,7 +293,8 @@ const Family& family_of(const JsonFields& fields) {
     throw bad_input("neither architectures nor model_type is there; one must be, and {}", supported());
   for (const Family& family : families::all_families()) {
     const std::string prefix(family.class_prefix);
-    const bool class_fits = architecture == prefix + "ForCausalLM" || architecture == prefix + "Model";
+    const bool class_fits = architecture == prefix + "ForCausalLM" || architecture == prefix + "Model" ||
+                            architecture == prefix + "LMHeadModel";
     if ((architecture.empty() || class_fits) && (type.empty() || type == family.model_type)) return family;
   }
   throw bad_input("architecture is '{}' (model_type '{}'), which is not supported; {}",

@@ -193,6 +193,7 @@ void check(const ModelConfig& config) {
   check_size("vocab_size", config.vocabulary_size, kMaxVocabulary);
   if (config.max_positions < 0)
     throw bad_input("max_position_embeddings is {}; it must not be negative", config.max_positions);
+  if (!config.names.positions.empty()) check_size("max_position_embeddings", config.max_positions, kMaxWidth);
   check_heads(config, config.num_kv_heads, config.head_dim);
   if (!(config.norm_epsilon >= 0) || !std::isfinite(config.norm_epsilon))
     throw bad_input("rms_norm_eps is {}; it must be 0 or positive", config.norm_epsilon);
@@ -249,6 +250,7 @@ std::string beyond_llama(const ModelConfig& config) {
            config.logit_scale != 1,
        "scales of embeddings, scores, residuals or logits"},
       {config.head_bias, "a bias of logits"},
+      {!names.positions.empty(), "learned positions"},
       {!names.sinks.empty(), "attention sinks"},
       {config.attention_softcap != 0 || config.logit_softcap != 0, "soft caps"}};
   for (const auto& [there, part] : parts)

@@ -184,7 +184,9 @@ struct DeltaNames {
 struct TensorNames {
   std::string_view prefix = "model.";  ///< of all but `head`; checkpoints of the bare model lack it
   std::string_view embedding = "embed_tokens", final_norm = "norm";
+  std::string_view positions;  ///< of vectors that are added to embeddings, one for each of max_positions
   std::string_view head = "lm_head";  ///< the output matrix, unless it is the embedding
+  bool transposed = false;            ///< matrices of layers are stored so
   // Tensors of a layer, behind "`layers`.N.".
   std::string_view layers = "layers";
   std::string_view attention_norm = "input_layernorm";  ///< of the input of attention

@@ -478,6 +478,10 @@ class CpuSteps final : public TapedSteps {
   void embed(size_t row, std::span<float> out) const {
     read_floats(*weights_.embedding, plan_.batch->tokens[row] * out.size(), out);
     if (config_.embedding_scale != 1) scale(out, static_cast<float>(config_.embedding_scale));
+    if (!weights_.positions) return;
+    std::vector<float> position(out.size());
+    read_floats(*weights_.positions, plan_.positions[row] * out.size(), position);
+    add_to(out, position);
   }
 
   /// out may be x.

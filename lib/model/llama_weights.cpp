@@ -113,7 +113,11 @@ class Loader {
   }
 
   Linear linear(const std::string& at, std::string_view name, int outputs, int inputs, bool bias) const {
-    Linear layer{matrix(fmt::format("{}{}.weight", at, name), outputs, inputs), {}};
+    const std::string weight = fmt::format("{}{}.weight", at, name);
+    const uint64_t rows = as_size(outputs), columns = as_size(inputs);
+    Linear layer{names_.transposed ? matrix_of(matrix(weight, inputs, outputs), rows, columns, {0, 1, rows})
+                                   : matrix(weight, outputs, inputs),
+                 {}};
     if (bias) layer.bias = vector(fmt::format("{}{}.bias", at, name), outputs);
     return layer;
   }
@@ -378,6 +382,9 @@ LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source)
   Loader load(config, source);
   weights.embedding = &load.matrix(fmt::format("{}.weight", config.names.embedding), config.vocabulary_size,
                                    config.hidden_size);
+  if (!config.names.positions.empty())
+    weights.positions = &load.matrix(fmt::format("{}.weight", config.names.positions), config.max_positions,
+                                     config.hidden_size);
   for (int layer = 0; layer < config.num_layers; ++layer) weights.layers.push_back(load.layer(layer));
   if (const TokenInputs& inputs = config.token_inputs; inputs.width > 0) {
     weights.token_table = &load.matrix(fmt::format("{}.weight", config.names.token_table), inputs.vocabulary,

@@ -84,6 +84,8 @@ struct LlamaWeights {
   ModelConfig config;
   std::string source;                     ///< for messages: their file
   const TensorView* embedding = nullptr;  ///< (vocabulary_size, hidden_size)
+  const TensorView* positions =
+      nullptr;  ///< (max_positions, hidden_size), if the model has learned positions
   /// Weights of TokenInputs, if there are any: the table (vocabulary, num_layers * width), the norm of what layers make of embeddings.
   const TensorView* token_table = nullptr;
   Norm token_norm;

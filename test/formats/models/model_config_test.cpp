@@ -786,4 +786,29 @@ TEST_CASE("config.json: LFM2 has convolutions in the place of attention, and an 
            "conv_L_cache is 0; it must be in 1..1024");
 }
 
+TEST_CASE("config.json: GPT-2 has names of its own, and learned positions") {
+  const nlohmann::json gpt2 = nlohmann::json::parse(
+      R"({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 100,
+      "vocab_size": 60, "activation_function": "gelu_new"})");
+  const ModelConfig config = parse(gpt2).config;
+  CHECK_EQ(config.intermediate_size, 192);
+  CHECK_EQ(config.max_positions, 100);
+  CHECK(config.activation == Activation::gelu_tanh);
+  CHECK((config.qkv_bias && config.output_bias && config.mlp_bias && config.tied_embeddings));
+  CHECK_EQ(config.rope_of(1), LayerRope::none);
+  CHECK_EQ(config.attention_scale, 0);
+  CHECK_EQ(parse(gpt2, [](nlohmann::json& c) { c["n_inner"] = 80; }).config.intermediate_size, 80);
+  CHECK_EQ(parse(gpt2, [](nlohmann::json& c) { c["scale_attn_weights"] = false; }).config.attention_scale, 1);
+  CHECK_EQ(refused(gpt2, [](nlohmann::json& c) { c["scale_attn_by_inverse_layer_idx"] = true; }),
+           "scale_attn_by_inverse_layer_idx is true; only false is supported");
+  CHECK_EQ(refused(gpt2, [](nlohmann::json& c) { c["add_cross_attention"] = true; }),
+           "add_cross_attention is true; only false is supported");
+  CHECK_EQ(refused(gpt2, [](nlohmann::json& c) { c.erase("n_positions"); }),
+           "max_position_embeddings is 0; it must be in 1..1048576");
+  CHECK_EQ(refused(gpt2, [](nlohmann::json& c) { c["n_embd"] = int64_t{1} << 40; }),
+           "hidden_size is 1099511627776; it does not fit 32 bits");
+  CHECK_EQ(refused(gpt2, [](nlohmann::json& c) { c["n_embd"] = 50; }),
+           "hidden_size is 50; without head_dim it must be a multiple of num_attention_heads (4)");
+}
+
 }  // namespace model_config_test
