@@ -474,7 +474,7 @@ void declare(Command& command, DumpOptions& options) {
       "--model PATH (--text PATH ... | --tokens FILE) [options] -o KV",
       "Runs a model over text and stores the keys and values of every layer, token by token, as the model "
       "computes them: what a serving engine holds in its cache after reading the text. Models: Llama, "
-      "Mistral, Mixtral, Qwen, Gemma, GPT-NeoX, gpt-oss, Granite, OLMo 2, Phi, SmolLM3, StarCoder2 and DeepSeek (the man "
+      "Mistral, Mixtral, Qwen, LFM2, Gemma, GPT-2, GPT-NeoX, gpt-oss, Granite, OLMo 2, Phi, SmolLM3, StarCoder2 and DeepSeek (the man "
       "page says which of them) as Hugging Face directories or GGUF files, whose quantized weights stay as they are. Every text file is a "
       "document; --chunk cuts long ones.",
       "kvcodec dump-kv --model DIR --text docs/ README.md --chunk 512 -o kv.h5\n"

@@ -35,7 +35,7 @@ class Fields {
   bool has(std::string_view name) const { return file_.has(key(name)); }
   int need_size(std::string_view name) const;
   int size_or(std::string_view name, int otherwise) const;
-  /// A size that may be given per layer; it must be the same for all layers.
+  /// A size that may be given per layer; it must be the same for all layers, 0 aside.
   int need_size_of_layers(std::string_view name) const;
   std::optional<double> get_number(std::string_view name) const { return file_.get_number(key(name)); }
   double number_or(std::string_view name, double otherwise) const {
@@ -106,6 +106,8 @@ struct Family {
   void (*parts)(ModelConfig& config) = nullptr;
   /// Sets the family's settings from config.json, after `parts`. Without config.window, no layer has a window.
   void (*describe)(Reading& reading) = nullptr;
+  /// Before all that: puts what config.json says under other names under those that most families have.
+  void (*rename)(nlohmann::json& config) = nullptr;
   GgufForm gguf = {};
   bool pairs_neighbours = false;  ///< as of GgufForm, where the weights of the model itself are so
 
@@ -137,6 +139,9 @@ std::string listed(std::vector<std::string_view> names);
 /// Refuses a model whose tokens attend to later tokens; field and value show that it does.
 [[noreturn]] void refuse_bidirectional(std::string_view field, std::string_view value);
 
+/// Gives the field `usual` the value of `own`, if that is there.
+void rename_field(nlohmann::json& config, const char* own, const char* usual);
+
 /// An integer that must fit int; its range is checked with the whole configuration.
 int as_int(const char* name, int64_t value);
 
@@ -153,6 +158,15 @@ std::vector<bool> set_windows(Reading& reading, int64_t window,
 
 /// Gives all layers this window; 0: none. It is for families whose code does not follow layer_types: throws if that list differs.
 void set_one_window(Reading& reading, int64_t window);
+
+/// For each layer whether layer_types says `type` and not 'full_attention'; empty without layer_types.
+std::vector<bool> layers_of_type(const Reading& reading, std::string_view type);
+
+/// For each layer whether that field lists it; nothing if it is absent.
+std::optional<std::vector<bool>> layers_listed(const Reading& reading, const char* name);
+
+/// The layers that config.delta has turn nothing, and no layer has a window.
+void set_delta_layers(ModelConfig& config);
 
 /// For each layer whether it has experts: layers in mlp_only_layers, and all but every decoder_sparse_step-th layer, have an MLP.
 std::vector<bool> sparse_layers(const Reading& reading);

@@ -24,7 +24,8 @@ int Fields::size_or(std::string_view name, int otherwise) const {
 
 int Fields::need_size_of_layers(std::string_view name) const {
   if (!file_.is_array(key(name))) return need_size(name);
-  const std::vector<int64_t> values = *file_.get_ints(key(name));
+  std::vector<int64_t> values = *file_.get_ints(key(name));
+  std::erase(values, 0);  // of layers that have none
   if (values.empty() || std::ranges::any_of(values, [&](int64_t v) { return v != values[0]; }))
     throw bad_input("{} differs by layer; one value for all layers is supported", key(name));
   return as_size(name, values[0]);

@@ -1,7 +1,6 @@
 #include "formats/models/layer_state.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "lib/core/checked.hpp"
@@ -11,12 +10,16 @@
 namespace kvcodec {
 
 /// Names and shapes of a layer's tensors.
-static std::array<StateTensor, 2> expected(const ModelConfig& config, int layer) {
+static std::vector<StateTensor> expected(const ModelConfig& config, int layer) {
   const DeltaLayers& delta = config.delta;
   const auto name = [&](const char* what) { return fmt::format("layers.{}.{}.0", layer, what); };
-  return {{{.name = name("conv_states"), .shape = {as_size(delta.mixed_width()), as_size(delta.kernel)}},
-           {.name = name("recurrent_states"),
-            .shape = {as_size(delta.value_heads), as_size(delta.key_dim), as_size(delta.value_dim)}}}};
+  std::vector<StateTensor> tensors = {
+      {.name = name("conv_states"), .shape = {as_size(delta.mixed_width()), as_size(delta.kernel)}}};
+  if (!delta.only_convolve())
+    tensors.push_back(
+        {.name = name("recurrent_states"),
+         .shape = {as_size(delta.value_heads), as_size(delta.key_dim), as_size(delta.value_dim)}});
+  return tensors;
 }
 
 /// Calls each(tensor, element of it, place in a state) for all numbers of a state.
@@ -53,7 +56,7 @@ static std::vector<float> floats_of(const StateTensor& tensor, const std::string
 
 std::vector<StateTensor> tensors_of_state(const ModelConfig& config, int layer,
                                           std::span<const float> state) {
-  std::array<StateTensor, 2> tensors = expected(config, layer);
+  std::vector<StateTensor> tensors = expected(config, layer);
   std::vector<std::byte> bytes[2];
   for (size_t i = 0; i < tensors.size(); ++i) bytes[i].resize(tensors[i].bytes());
   for_each_place(config.delta, [&](size_t tensor, size_t at, size_t place) {
@@ -61,7 +64,7 @@ std::vector<StateTensor> tensors_of_state(const ModelConfig& config, int layer,
   });
   for (size_t i = 0; i < tensors.size(); ++i)
     tensors[i] = state_tensor(tensors[i].name, DType::f32, tensors[i].shape, std::move(bytes[i]));
-  return {tensors.begin(), tensors.end()};
+  return tensors;
 }
 
 std::vector<std::vector<float>> layer_states(const ModelConfig& config, std::span<const StateTensor> tensors,

@@ -1,6 +1,6 @@
 // The state of layers that keep no keys and values (DeltaLayers), as the tensors of a document that caches of transformers have:
 // layers.N.conv_states.0, (mixed_width, kernel), the inputs of the convolution, the oldest first, and layers.N.recurrent_states.0,
-// (value_heads, key_dim, value_dim). The first column of the former is behind the convolution's reach; this program writes zeros there.
+// (value_heads, key_dim, value_dim), unless the layer is a convolution alone. The first column of the former is behind the convolution's reach; this program writes zeros there.
 #pragma once
 
 #include <span>

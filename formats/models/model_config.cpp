@@ -32,6 +32,10 @@ void refuse_bidirectional(std::string_view field, std::string_view value) {
   throw bad_input("{} is {}; a model that reads what follows has no cache to go on with", field, value);
 }
 
+void rename_field(nlohmann::json& config, const char* own, const char* usual) {
+  if (const auto place = config.find(own); place != config.end()) config[usual] = nlohmann::json(*place);
+}
+
 int as_int(const char* name, int64_t value) {
   if (value < std::numeric_limits<int>::min() || value > std::numeric_limits<int>::max())
     throw bad_input("{} is {}; it does not fit 32 bits", name, value);
@@ -82,22 +86,47 @@ void set_one_window(Reading& reading, int64_t window) {
         full - slides.begin(), reading.config.family);
 }
 
+std::vector<bool> layers_of_type(const Reading& reading, std::string_view type) {
+  const auto count = static_cast<size_t>(reading.config.num_layers);
+  const nlohmann::json* types = reading.fields.find("layer_types");
+  std::vector<bool> layers;
+  if (!types) return layers;
+  if (types->is_array() && types->size() == count)
+    for (const nlohmann::json& own : *types)
+      if (own == type || own == "full_attention") layers.push_back(own == type);
+  if (layers.size() != count)
+    throw bad_input("layer_types must say '{}' or 'full_attention' for each of {} layers", type, count);
+  return layers;
+}
+
+std::optional<std::vector<bool>> layers_listed(const Reading& reading, const char* name) {
+  const nlohmann::json* list = reading.fields.find(name);
+  if (!list) return std::nullopt;
+  std::vector<bool> layers(static_cast<size_t>(reading.config.num_layers));
+  const auto is_layer = [&](const nlohmann::json& value) {
+    return value.is_number_unsigned() && value.get<uint64_t>() < layers.size();
+  };
+  if (!list->is_array() || !std::ranges::all_of(*list, is_layer))
+    throw bad_input("{} is {}; it must be a list of layers in 0..{}", name, printable(list->dump()),
+                    layers.size() - 1);
+  for (const nlohmann::json& layer : *list) layers[layer.get<size_t>()] = true;
+  return layers;
+}
+
+void set_delta_layers(ModelConfig& config) {
+  for (const bool delta : config.delta.layers)
+    config.layer_rope.push_back(delta ? LayerRope::none : LayerRope::usual);
+  config.window.assign(config.delta.layers.size(), 0);
+}
+
 std::vector<bool> sparse_layers(const Reading& reading) {
   const JsonFields& fields = reading.fields;
   const int64_t step = fields.get_int("decoder_sparse_step").value_or(1);
   if (step < 1) throw bad_input("decoder_sparse_step is {}; it must be positive", step);
   std::vector<bool> layers;
-  layers.reserve(static_cast<size_t>(reading.config.num_layers));
-  for (int layer = 0; layer < reading.config.num_layers; ++layer) layers.push_back((layer + 1) % step == 0);
-  if (const nlohmann::json* list = fields.find("mlp_only_layers")) {
-    const auto is_layer = [&](const nlohmann::json& value) {
-      return value.is_number_unsigned() && value.get<uint64_t>() < layers.size();
-    };
-    if (!list->is_array() || !std::ranges::all_of(*list, is_layer))
-      throw bad_input("mlp_only_layers is {}; it must be a list of layers in 0..{}", printable(list->dump()),
-                      layers.size() - 1);
-    for (const nlohmann::json& layer : *list) layers[layer.get<size_t>()] = false;
-  }
+  const auto dense = layers_listed(reading, "mlp_only_layers");
+  for (int layer = 0; layer < reading.config.num_layers; ++layer)
+    layers.push_back((layer + 1) % step == 0 && !(dense && (*dense)[static_cast<size_t>(layer)]));
   return layers;
 }
 
@@ -264,7 +293,8 @@ const Family& family_of(const JsonFields& fields) {
     throw bad_input("neither architectures nor model_type is there; one must be, and {}", supported());
   for (const Family& family : families::all_families()) {
     const std::string prefix(family.class_prefix);
-    const bool class_fits = architecture == prefix + "ForCausalLM" || architecture == prefix + "Model";
+    const bool class_fits = architecture == prefix + "ForCausalLM" || architecture == prefix + "Model" ||
+                            architecture == prefix + "LMHeadModel";
     if ((architecture.empty() || class_fits) && (type.empty() || type == family.model_type)) return family;
   }
   throw bad_input("architecture is '{}' (model_type '{}'), which is not supported; {}",
@@ -384,10 +414,12 @@ void refuse_quantized(const JsonFields& fields) {
       printable(method));
 }
 
-ModelDescription describe(const JsonFields& fields) {
+ModelDescription describe(nlohmann::json object) {
+  const JsonFields fields(object);
   ModelDescription description;
   ModelConfig& config = description.config;
   const Family& family = family_of(fields);
+  if (family.rename) family.rename(object);
   refuse_quantized(fields);
   if (!fields.get_bool("is_causal").value_or(true)) families::refuse_bidirectional("is_causal", "false");
   config.family = family.model_type;
@@ -429,13 +461,13 @@ nlohmann::json text_part(nlohmann::json object) {
 
 ModelDescription parse_model_config(const std::string& text, const std::string& file) {
   const nlohmann::json object = text_part(parse_json_object(text, file));
-  return with_context(file, [&] { return describe(JsonFields(object)); });
+  return with_context(file, [&] { return describe(object); });
 }
 
 ModelDescription read_model_config(const std::string& directory) {
   const std::string file = directory + "/config.json";
   const nlohmann::json object = text_part(read_json_object(file, kMaxBytes));
-  return with_context(file, [&] { return describe(JsonFields(object)); });
+  return with_context(file, [&] { return describe(object); });
 }
 
 }  // namespace kvcodec

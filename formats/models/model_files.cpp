@@ -223,14 +223,16 @@ std::unique_ptr<ModelFiles> open_model(const std::string& named) {
 
 ModelInfo model_info(const std::string& path, const ModelDescription& description, bool pre_rope) {
   const ModelConfig& config = description.config;
+  // Keys of learned positions cannot be moved as those of an embedding that turns none could.
+  const bool learned = !config.names.positions.empty();
   ModelInfo info{.model = model_name(located(path)),
                  .family = config.family,
                  .num_layers = config.num_layers,
                  .num_q_heads = config.num_q_heads,
                  .num_kv_heads = config.max_kv_heads(),
                  .head_dim = config.max_head_dim(),
-                 .rope_theta = config.rope.theta,
-                 .rope_scaling = description.rope_scaling,
+                 .rope_theta = learned ? 0 : config.rope.theta,
+                 .rope_scaling = learned ? "" : description.rope_scaling,
                  .key_state = pre_rope ? "pre-rope" : "post-rope",
                  .source = {}};
   info.layer_shapes = layer_shapes_of(config);

@@ -14,6 +14,7 @@ constexpr int kMaxHeads = 1 << 14;
 constexpr int kMaxHeadDim = 1 << 12;
 constexpr int kMaxVocabulary = 1 << 24;
 constexpr int kMaxExperts = 1 << 16;
+constexpr int kMaxConvolution = 1 << 10;
 
 void check_size(std::string_view name, int value, int max) {
   if (value < 1 || value > max) throw bad_input("{} is {}; it must be in 1..{}", name, value, max);
@@ -117,16 +118,22 @@ void check_latent(const ModelConfig& config) {
 void check_delta(const ModelConfig& config) {
   const DeltaLayers& delta = config.delta;
   if (delta.layers.empty()) return;
+  if (std::ranges::find(delta.layers, false) == delta.layers.end())
+    throw bad_input("no layer has attention; a model without a cache of keys and values is not supported");
+  if (delta.only_convolve()) {
+    check_size("conv_L_cache", delta.kernel, kMaxConvolution);
+    if (delta.key_heads != 1 || delta.value_heads != 1 || delta.value_dim != config.hidden_size)
+      throw failed("a convolution of {} channels in a model of {}", delta.value_dim, config.hidden_size);
+    return;
+  }
   check_size("linear_num_key_heads", delta.key_heads, kMaxHeads);
   check_size("linear_num_value_heads", delta.value_heads, kMaxHeads);
   check_size("linear_key_head_dim", delta.key_dim, kMaxHeadDim);
   check_size("linear_value_head_dim", delta.value_dim, kMaxHeadDim);
-  check_size("linear_conv_kernel_dim", delta.kernel, 1 << 10);
+  check_size("linear_conv_kernel_dim", delta.kernel, kMaxConvolution);
   if (delta.value_heads % delta.key_heads != 0)
     throw bad_input("linear_num_value_heads is {}; it must be a multiple of linear_num_key_heads ({})",
                     delta.value_heads, delta.key_heads);
-  if (std::ranges::find(delta.layers, false) == delta.layers.end())
-    throw bad_input("no layer has attention; a model without a cache of keys and values is not supported");
 }
 
 void check_heads(const ModelConfig& config, int kv_heads, int head_dim) {
@@ -186,6 +193,7 @@ void check(const ModelConfig& config) {
   check_size("vocab_size", config.vocabulary_size, kMaxVocabulary);
   if (config.max_positions < 0)
     throw bad_input("max_position_embeddings is {}; it must not be negative", config.max_positions);
+  if (!config.names.positions.empty()) check_size("max_position_embeddings", config.max_positions, kMaxWidth);
   check_heads(config, config.num_kv_heads, config.head_dim);
   if (!(config.norm_epsilon >= 0) || !std::isfinite(config.norm_epsilon))
     throw bad_input("rms_norm_eps is {}; it must be 0 or positive", config.norm_epsilon);
@@ -242,6 +250,7 @@ std::string beyond_llama(const ModelConfig& config) {
            config.logit_scale != 1,
        "scales of embeddings, scores, residuals or logits"},
       {config.head_bias, "a bias of logits"},
+      {!names.positions.empty(), "learned positions"},
       {!names.sinks.empty(), "attention sinks"},
       {config.attention_softcap != 0 || config.logit_softcap != 0, "soft caps"}};
   for (const auto& [there, part] : parts)

@@ -132,14 +132,18 @@ struct Mixture {
 /// Layers without attention, which mix tokens by the gated delta rule (Yang et al., "Gated Delta Networks", 2025) and keep no keys and
 /// values: of each value head a matrix of key_dim times value_dim, which every token decays and corrects, and of queries, keys and values
 /// the last kernel - 1 tokens, which a convolution over tokens reads. config.json has the numbers as linear_num_key_heads and others.
+/// Where key_dim is 0 there is the convolution alone, of one head with the model's width: one part of what the layer makes of its input
+/// multiplies what the convolution reads, another what it gives (LFM2).
 struct DeltaLayers {
   std::vector<bool> layers = {};  ///< one entry per layer; empty: there are none
   int key_heads = 0;              ///< of queries and keys; a divisor of value_heads
   int value_heads = 0;
   int key_dim = 0, value_dim = 0;  ///< of each head
   int kernel = 0;                  ///< tokens that the convolution reads
+  bool biases = false;             ///< on the convolution and its projections, where key_dim is 0
   /// Value head h reads key head h % key_heads, as in GGUF files; else those of one key head lie together.
   bool tiled = false;
+  bool only_convolve() const { return key_dim == 0; }
   int key_head_of(int head) const { return tiled ? head % key_heads : head / (value_heads / key_heads); }
   int key_width() const { return key_heads * key_dim; }
   int value_width() const { return value_heads * value_dim; }
@@ -171,8 +175,8 @@ struct DeltaNames {
   std::string_view numbers = {};  ///< in the place of `beta` and `decay`, likewise
   std::string_view kernel = "conv1d", decay_bias = "dt_bias", norm = "norm", output = "out_proj";
   std::string_view rate_log = "A_log";  ///< logarithm of the rate of decay
-  std::string_view negative_rate =
-      {};  ///< in its place: the rate, negative; the kernel then has two dimensions
+  std::string_view negative_rate = {};  ///< in its place: the rate, negative
+  bool flat_kernel = false;             ///< the kernel has two dimensions, as in GGUF files
 };
 
 /// Names of the tensors of the forward pass in the files of a family, without ".weight" and ".bias". An empty name says that the
@@ -180,7 +184,9 @@ struct DeltaNames {
 struct TensorNames {
   std::string_view prefix = "model.";  ///< of all but `head`; checkpoints of the bare model lack it
   std::string_view embedding = "embed_tokens", final_norm = "norm";
+  std::string_view positions;  ///< of vectors that are added to embeddings, one for each of max_positions
   std::string_view head = "lm_head";  ///< the output matrix, unless it is the embedding
+  bool transposed = false;            ///< matrices of layers are stored so
   // Tensors of a layer, behind "`layers`.N.".
   std::string_view layers = "layers";
   std::string_view attention_norm = "input_layernorm";  ///< of the input of attention

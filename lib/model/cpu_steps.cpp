@@ -166,7 +166,7 @@ class MixtureSteps {
 };
 
 /// Layers of the gated delta rule, token by token: the matrix of a value head decays, what it holds at the token's key moves towards the
-/// token's value, and the output is what it then holds at the query.
+/// token's value, and the output is what it then holds at the query. Or layers of a gated convolution over tokens alone.
 class DeltaSteps {
  public:
   /// Nothing is allocated for a model without such layers. The plan outlives this.
@@ -186,6 +186,13 @@ class DeltaSteps {
   void project(const DeltaNet& layer, const LayerInput& x, WorkerScratch& scratch) {
     const MatrixView<float> mixed = mixed_.view().rows(0, x.rows());
     const size_t keys = as_size(sizes_.key_width()), values = as_size(sizes_.value_width());
+    if (sizes_.only_convolve()) {
+      const MatrixView<float> factor = out_.view().rows(0, x.rows());
+      const std::array outputs = {LinearOutput{&layer.query, factor}, LinearOutput{&layer.value, mixed},
+                                  LinearOutput{&layer.gate, gate_.view().rows(0, x.rows())}};
+      apply(x, outputs, Write::replace, scratch);
+      return each_row(x.rows(), [&](size_t i) { multiply(mixed.row(i), factor.row(i)); });
+    }
     const std::array outputs = {LinearOutput{&layer.query, mixed.columns(0, keys)},
                                 LinearOutput{&layer.key, mixed.columns(keys, keys)},
                                 LinearOutput{&layer.value, mixed.columns(2 * keys, values)},
@@ -212,6 +219,10 @@ class DeltaSteps {
       mix(layer, states_[i], begin - first, end - first);
     }
     each_row(count, [&](size_t row) {
+      if (sizes_.only_convolve()) {
+        std::ranges::copy(mixed_.row(row), out_.row(row).begin());
+        return multiply(out_.row(row), gate_.row(row));
+      }
       const size_t dim = as_size(sizes_.value_dim);
       for (size_t c = 0; c < out_.cols(); c += dim) {
         const auto head = out_.row(row).subspan(c, dim);
@@ -228,6 +239,10 @@ class DeltaSteps {
   }
 
  private:
+  static void multiply(std::span<float> x, std::span<const float> factors) {
+    for (size_t i = 0; i < x.size(); ++i) x[i] *= factors[i];
+  }
+
   size_t state_size() const { return sizes_.layers.empty() ? 0 : sizes_.state_size(); }
 
   void start(int index, size_t document) {
@@ -254,9 +269,9 @@ class DeltaSteps {
     each_row(count, [&](size_t i) {
       const auto out = mixed_.row(begin + i);
       for (size_t c = 0; c < width; ++c) {
-        float sum = 0;
+        float sum = layer.kernel_bias.empty() ? 0 : layer.kernel_bias[c];
         for (size_t k = 0; k <= before; ++k) sum += layer.kernel[c * (before + 1) + k] * window(i + k, c);
-        out[c] = sum * logistic(sum);
+        out[c] = sizes_.only_convolve() ? sum : sum * logistic(sum);
       }
       const size_t dim = as_size(sizes_.key_dim), keys = as_size(sizes_.key_width());
       for (size_t c = 0; c < 2 * keys; c += dim) {
@@ -265,6 +280,7 @@ class DeltaSteps {
         scale(head, c < keys ? length / std::sqrt(static_cast<float>(dim)) : length);
       }
     });
+    if (sizes_.only_convolve()) return;
     parallel_each(as_size(sizes_.value_heads), 1, [&](size_t head) {
       const size_t rows = as_size(sizes_.key_dim), cols = as_size(sizes_.value_dim);
       const MatrixView<float> held(state.data() + before * width + head * rows * cols, rows, cols);
@@ -462,6 +478,10 @@ class CpuSteps final : public TapedSteps {
   void embed(size_t row, std::span<float> out) const {
     read_floats(*weights_.embedding, plan_.batch->tokens[row] * out.size(), out);
     if (config_.embedding_scale != 1) scale(out, static_cast<float>(config_.embedding_scale));
+    if (!weights_.positions) return;
+    std::vector<float> position(out.size());
+    read_floats(*weights_.positions, plan_.positions[row] * out.size(), position);
+    add_to(out, position);
   }
 
   /// out may be x.

@@ -102,6 +102,13 @@ void check_batch(const ModelConfig& config, const PrefillBatch& batch) {
     if (batch.tokens[row] >= static_cast<size_t>(config.vocabulary_size))
       throw bad_input("token {} has id {}; the model's vocabulary has {}", row, batch.tokens[row],
                       config.vocabulary_size);
+  if (config.names.positions.empty()) return;
+  for (size_t i = 0; i + 1 < offsets.size(); ++i) {
+    const uint64_t tokens = offsets[i + 1] - offsets[i] + (batch.past.empty() ? 0 : batch.past[i]);
+    if (tokens > static_cast<uint64_t>(config.max_positions))
+      throw bad_input("a document of {} tokens; the model has vectors for {} positions", tokens,
+                      config.max_positions);
+  }
 }
 
 PrefillPlan plan_of(const PrefillBatch& batch, const PrefillOptions& options) {

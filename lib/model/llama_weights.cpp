@@ -113,7 +113,11 @@ class Loader {
   }
 
   Linear linear(const std::string& at, std::string_view name, int outputs, int inputs, bool bias) const {
-    Linear layer{matrix(fmt::format("{}{}.weight", at, name), outputs, inputs), {}};
+    const std::string weight = fmt::format("{}{}.weight", at, name);
+    const uint64_t rows = as_size(outputs), columns = as_size(inputs);
+    Linear layer{names_.transposed ? matrix_of(matrix(weight, inputs, outputs), rows, columns, {0, 1, rows})
+                                   : matrix(weight, outputs, inputs),
+                 {}};
     if (bias) layer.bias = vector(fmt::format("{}{}.bias", at, name), outputs);
     return layer;
   }
@@ -170,6 +174,17 @@ class Loader {
               heads = sizes.value_heads;
     DeltaNet& delta = layer.delta;
     const DeltaNames& names = names_.of_delta;
+    std::vector<uint64_t> kernel = {as_size(sizes.mixed_width()), 1, as_size(sizes.kernel)};
+    if (names.flat_kernel) kernel.erase(kernel.begin() + 1);
+    delta.kernel = read_floats(tensor(fmt::format("{}{}.weight", own, names.kernel), kernel));
+    layer.output = linear(own, names.output, hidden, values, sizes.biases);
+    if (sizes.only_convolve()) {
+      const Linear mixed = linear(own, names.mixed, 3 * values, hidden, sizes.biases);
+      delta.query = part(mixed, 0, values), delta.gate = part(mixed, values, values);
+      delta.value = part(mixed, 2 * values, values);
+      if (sizes.biases) delta.kernel_bias = vector(fmt::format("{}{}.bias", own, names.kernel), values);
+      return;
+    }
     const uint64_t groups = as_size(sizes.key_heads), key = as_size(sizes.key_dim),
                    value = as_size(values) / groups, of_group = 2 * (key + value),
                    number = as_size(heads) / groups;
@@ -194,14 +209,10 @@ class Loader {
       delta.decay = linear(own, names.decay, heads, hidden, false);
     }
     const bool rates = !names.negative_rate.empty();
-    std::vector<uint64_t> kernel = {as_size(sizes.mixed_width()), 1, as_size(sizes.kernel)};
-    if (rates) kernel.erase(kernel.begin() + 1);
-    delta.kernel = read_floats(tensor(fmt::format("{}{}.weight", own, names.kernel), kernel));
     delta.decay_bias = vector(fmt::format("{}{}", own, names.decay_bias), heads);
     delta.decay_rate = vector(fmt::format("{}{}", own, rates ? names.negative_rate : names.rate_log), heads);
     for (float& rate : delta.decay_rate) rate = rates ? -rate : std::exp(rate);
     delta.norm = vector(fmt::format("{}{}.weight", own, names.norm), sizes.value_dim);
-    layer.output = linear(own, names.output, hidden, values, false);
   }
 
   void load_latent(const std::string& at, LlamaLayer& layer) const {
@@ -371,6 +382,9 @@ LlamaWeights load_weights(const ModelConfig& config, const WeightSource& source)
   Loader load(config, source);
   weights.embedding = &load.matrix(fmt::format("{}.weight", config.names.embedding), config.vocabulary_size,
                                    config.hidden_size);
+  if (!config.names.positions.empty())
+    weights.positions = &load.matrix(fmt::format("{}.weight", config.names.positions), config.max_positions,
+                                     config.hidden_size);
   for (int layer = 0; layer < config.num_layers; ++layer) weights.layers.push_back(load.layer(layer));
   if (const TokenInputs& inputs = config.token_inputs; inputs.width > 0) {
     weights.token_table = &load.matrix(fmt::format("{}.weight", config.names.token_table), inputs.vocabulary,

@@ -39,12 +39,13 @@ struct Mlp {
   Linear up, down;
 };
 
-/// The gated delta rule of a layer (DeltaLayers).
+/// The gated delta rule of a layer, or a convolution alone (DeltaLayers).
 struct DeltaNet {
-  Linear query, key, value;                   ///< as the convolution reads them, one behind the other
+  /// As the convolution reads them, one behind the other; a convolution alone reads products of `query` and `value`.
+  Linear query, key, value;
   Linear gate;                                ///< of the output
   Linear beta, decay;                         ///< a number for each value head
-  std::vector<float> kernel;                  ///< (mixed_width, kernel)
+  std::vector<float> kernel, kernel_bias;     ///< (mixed_width, kernel); mixed_width, or empty
   std::vector<float> decay_bias, decay_rate;  ///< of each value head
   std::vector<float> norm;                    ///< (value_dim)
 };
@@ -83,6 +84,8 @@ struct LlamaWeights {
   ModelConfig config;
   std::string source;                     ///< for messages: their file
   const TensorView* embedding = nullptr;  ///< (vocabulary_size, hidden_size)
+  const TensorView* positions =
+      nullptr;  ///< (max_positions, hidden_size), if the model has learned positions
   /// Weights of TokenInputs, if there are any: the table (vocabulary, num_layers * width), the norm of what layers make of embeddings.
   const TensorView* token_table = nullptr;
   Norm token_norm;

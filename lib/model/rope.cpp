@@ -273,6 +273,7 @@ KeyRope KeyRope::of(const ModelConfig& config) {
     return HeadTurn{rope_frequencies(rope, head_dim), static_cast<float>(rope.scaling.attention_factor),
                     static_cast<size_t>(rope.first), static_cast<size_t>(head_dim)};
   };
+  if (!config.names.positions.empty()) return unknown("the model's positions are learned vectors");
   try {
     // By LayerRope.
     std::vector<HeadTurn> kinds(kLayerRopes);

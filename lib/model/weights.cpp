@@ -104,6 +104,12 @@ void read_floats(const TensorView& tensor, uint64_t first, std::span<float> out)
 }
 
 TensorView rows_of(const TensorView& tensor, const RowRuns& rows) {
+  if (tensor.column_step > 0 && rows.count <= rows.run && rows.first + rows.count <= tensor.shape[0]) {
+    TensorView view = tensor;
+    view.shape[0] = rows.count;
+    view.bytes = tensor.bytes.subspan(rows.first * tensor.row_step * block_of(tensor.type).bytes);
+    return view;
+  }
   const uint64_t row_bytes = tensor.shape.at(0) == 0 ? 0 : tensor.bytes.size() / tensor.shape[0];
   const uint64_t last_run = (rows.count - 1) / rows.run, last = (rows.count - 1) % rows.run;
   const uint64_t end = checked_add(rows.first, checked_add(checked_mul(last_run, rows.apart), last + 1));

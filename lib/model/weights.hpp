@@ -38,7 +38,7 @@ struct TensorView {
 };
 
 /// Some rows of a tensor: `count` rows, in runs of `run` that begin at row `first` and then every `apart` rows.
-/// The tensor has these rows, in their order.
+/// The tensor has these rows, in their order, or stored transposed, where it is one run.
 struct RowRuns {
   uint64_t first = 0, count = 0, run = 0, apart = 0;
 };

@@ -27,7 +27,8 @@ double sum(const std::vector<double>& values) {
 }  // namespace
 
 TEST_CASE("closed loop: models with latent attention, or layers without any, go on from what codecs keep") {
-  for (const std::string name : {"deepseek_v2-2", "deepseek_v3-long", "qwen3_next-1", "qwen3_5-1"}) {
+  for (const std::string name :
+       {"deepseek_v2-2", "deepseek_v3-long", "qwen3_next-1", "qwen3_5-1", "lfm2-1"}) {
     CAPTURE(name);
     const std::string folder = test::source_dir() + "/test/golden/model/" + name;
     const ModelDescription description = read_model_config(folder);

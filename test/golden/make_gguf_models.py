@@ -5,7 +5,7 @@ numpy and gguf (made with 0.19.0).
     make_gguf_models.py [CASE...]       only these
 
 Names of tensors and what is done to them: rows of q and k of llama, granite and smollm3 are permuted; 1 is added to the norms of Gemma;
-experts are stacked; the fused q, k and v of GPT-NeoX come part by part. Tensors of one dimension and routers are F32, the others as they
+experts are stacked; the fused q, k and v of GPT-NeoX come part by part; those of GPT-2 are transposed. Tensors of one dimension and routers are F32, the others as they
 are.
 """
 import json
@@ -23,7 +23,7 @@ BF16 = gguf.GGMLQuantizationType.BF16
 CASES = {"llama-2": "llama", "llama-4": "llama", "qwen2-1": "qwen2", "qwen3-1": "qwen3",
          "gemma2-1": "gemma2", "gemma3-1": "gemma3", "gemma3-2": "gemma3", "phi3-1": "phi3", "phi3-2": "phi3",
          "olmo2-2": "olmo2", "granite-2": "granite", "smollm3-2": "smollm3", "mixtral-1": "llama", "qwen3_moe-1": "qwen3moe",
-         "qwen3_next-1": "qwen3next", "qwen3_5-1": "qwen35", "qwen3_5-2": "qwen35", "gpt_neox-1": "gptneox", "gpt_oss-1": "gpt-oss", "starcoder2-1": "starcoder2", "phi-1": "phi2"}
+         "qwen3_next-1": "qwen3next", "qwen3_5-1": "qwen35", "qwen3_5-2": "qwen35", "gpt_neox-1": "gptneox", "gpt_oss-1": "gpt-oss", "starcoder2-1": "starcoder2", "phi-1": "phi2", "lfm2-1": "lfm2", "gpt2-1": "gpt2"}
 PERMUTED = ("llama", "granite", "smollm3")
 
 USUAL = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -36,13 +36,18 @@ USUAL = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
          "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha",
          "linear_attn.in_proj_ba": "ssm_ba", "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
          "mlp.shared_expert_gate": "ffn_gate_inp_shexp", "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
-         "mlp.shared_expert.down_proj": "ffn_down_shexp"}
+         "mlp.shared_expert.down_proj": "ffn_down_shexp", "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "conv.in_proj": "shortconv.in_proj",
+         "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj", "self_attn.out_proj": "attn_output",
+         "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm", "feed_forward.w1": "ffn_gate",
+         "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down", "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv",
+         "attn.c_proj": "attn_output"}
 BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm",
           "pre_feedforward_layernorm": "ffn_norm"}
 NORM_BEHIND = {"post_attention_layernorm": "post_attention_norm"}
 LAYER_NAMES = {"qwen3next": NORM_BEHIND, "qwen35": NORM_BEHIND, "gemma2": BEHIND, "gemma3": BEHIND, "olmo2": BEHIND, "gpt-oss": NORM_BEHIND}
 MODEL_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "model.final_layernorm": "output_norm", "gpt_neox.embed_in": "token_embd",
-               "gpt_neox.final_layer_norm": "output_norm", "embed_out": "output"}
+               "gpt_neox.final_layer_norm": "output_norm", "embed_out": "output", "model.embedding_norm": "token_embd_norm",
+               "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm"}
 EXPERTS = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
 
@@ -101,6 +106,9 @@ class Model:
     def __init__(self, case, arch):
         self.arch = arch
         self.config = json.loads((MODELS / case / "config.json").read_text())
+        for usual, own in (("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd"), ("num_attention_heads", "n_head"),
+                           ("max_position_embeddings", "n_positions")):
+            self.config.setdefault(usual, self.config.get(own))
         self.tensors = read_safetensors(MODELS / case)
         self.heads = self.config["num_attention_heads"]
         self.kv_heads = self.config.get("num_key_value_heads") or self.heads
@@ -117,15 +125,15 @@ class Model:
         writer.add_block_count(config["num_hidden_layers"])
         writer.add_context_length(config["max_position_embeddings"])
         writer.add_embedding_length(config["hidden_size"])
-        writer.add_feed_forward_length(config["intermediate_size"])
+        writer.add_feed_forward_length(self.width())
         writer.add_head_count(self.heads)
-        writer.add_head_count_kv(self.kv_heads)
+        writer.add_head_count_kv([0 if kind == "conv" else self.kv_heads for kind in config["layer_types"]] if self.arch == "lfm2" else self.kv_heads)
         writer.add_key_length(self.head_dim)
         writer.add_value_length(self.head_dim)
-        if "rms_norm_eps" in config:
-            writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        if "rms_norm_eps" in config or "norm_eps" in config:
+            writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
         else:
-            writer.add_layer_norm_eps(config.get("layer_norm_eps") or config["norm_epsilon"])
+            writer.add_layer_norm_eps(config.get("layer_norm_eps") or config.get("norm_epsilon") or config["layer_norm_epsilon"])
         if "use_parallel_residual" in config:
             writer.add_parallel_residual(config["use_parallel_residual"])
         self.write_rope(writer)
@@ -139,9 +147,19 @@ class Model:
             if config.get(name):
                 add(config[name])
 
+    def width(self):
+        """The width of the MLP, which LFM2 makes of the one that config.json has."""
+        said, config = self.config.get("intermediate_size") or 4 * self.config["hidden_size"], self.config
+        if not config.get("block_auto_adjust_ff_dim"):
+            return said
+        adjusted, multiple = int(config["block_ffn_dim_multiplier"] * int(2 * said / 3)), config["block_multiple_of"]
+        return (adjusted + multiple - 1) // multiple * multiple
+
     def write_rope(self, writer):
         config, rope = self.config, self.rope
         theta = rope.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base")
+        if not theta:
+            return
         writer.add_rope_freq_base(theta)
         partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or config.get("rotary_pct") or 1
         dims = int(self.head_dim * partial)
@@ -184,6 +202,8 @@ class Model:
 
     def write_recurrence(self, writer):
         config = self.config
+        if "conv_L_cache" in config:
+            writer.add_shortconv_l_cache(config["conv_L_cache"])
         if "linear_num_key_heads" not in config:
             return
         writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
@@ -201,6 +221,8 @@ class Model:
         if ".experts." in name:
             yield from self.own_experts(name, tensor)
             return
+        if name.endswith(".conv.conv.weight"):
+            tensor = tensor.map(lambda values: values[:, 0])
         if ".linear_attn." in name:
             name, tensor = self.recurrent(name, tensor)
         if name.endswith((".A_log", ".dt_bias")):
@@ -212,7 +234,8 @@ class Model:
                 yield f"blk.{name.split('.')[2]}.{own_name}.weight", part
             return
         name, kind = (name, "weight") if name.endswith(".sinks") else name.rsplit(".", 1)
-        if name in MODEL_NAMES:
+        layered = name not in MODEL_NAMES
+        if not layered:
             own_name = MODEL_NAMES[name]
         else:
             _, _, layer, tail = name.split(".", 3)
@@ -220,11 +243,13 @@ class Model:
         if self.arch in PERMUTED and own_name.endswith(("attn_q", "attn_k")):
             heads = self.heads if own_name.endswith("q") else self.kv_heads
             tensor = tensor.map(lambda rows: permute(rows, heads))
+        if self.arch == "gpt2" and kind == "weight" and tensor.values.ndim == 2 and layered:
+            tensor = tensor.map(lambda values: values.T)
         if self.arch == "gptneox" and own_name.endswith("attn_qkv"):
             tensor = tensor.map(lambda rows: part_by_part(rows, self.heads))
         if self.arch.startswith(("gemma", "qwen3next", "qwen35")) and own_name.endswith("norm") and not own_name.endswith("ssm_norm"):
             tensor = Array("F32", tensor.floats() + np.float32(1))
-        if tensor.values.ndim == 1 or own_name.endswith(("ffn_gate_inp", "ssm_conv1d")):
+        if tensor.values.ndim == 1 or own_name.endswith(("ffn_gate_inp", "ssm_conv1d", "shortconv.conv")):
             tensor = tensor.as_f32()
         yield f"{own_name}.{kind}", tensor
 

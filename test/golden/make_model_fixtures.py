@@ -13,7 +13,7 @@ dimensions, the first of each pair before the others; query is multiplied by wha
 Weights stored in 16 bits are widened, and everything is computed in float32, each document alone.
 test/golden/model/rope-*: cosines and sines of transformers' rotary embedding at positions up to 131071.
 
-Made with torch 2.15.0, transformers 5.23.0 (phi-*, starcoder2-*, qwen3_next-*, qwen3_5-*, gemma4-*: 5.24.0; gemma4-*: torch 2.9.0), safetensors 0.8.0; run it with a Python that has them:
+Made with torch 2.15.0, transformers 5.23.0 (phi-*, starcoder2-*, qwen3_next-*, qwen3_5-*, gemma4-*, lfm2-*, gpt2-*: 5.24.0; gemma4-*: torch 2.9.0), safetensors 0.8.0; run it with a Python that has them:
 make_model_fixtures.py [NAME ...]   only these; all, and nothing else is left, without names
 """
 import importlib
@@ -49,6 +49,8 @@ FAMILIES = {
     "qwen3_next": (transformers.Qwen3NextConfig, transformers.Qwen3NextForCausalLM),
     "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
     "starcoder2": (transformers.Starcoder2Config, transformers.Starcoder2ForCausalLM),
+    "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
+    "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
 }
 SHORT = [31, 1, 42]  # lengths of the documents
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -216,6 +218,16 @@ CASES = {
     "gemma4-3": ("gemma4", dict(sizes(3, 32, 48, 4, 2, 8), layer_types=["sliding_attention", "full_attention", "full_attention"],
                                 sliding_window=14, global_head_dim=16, hidden_size_per_layer_input=0, enable_moe_block=True,
                                 num_experts=5, top_k_experts=2, moe_intermediate_size=20), "bfloat16", dict(wrapped=True)),
+    "lfm2-1": ("lfm2", dict(sizes(4, 32, 70, 4, 2), rope_parameters=rope(1000000.0), block_multiple_of=8, conv_L_cache=4,
+                            layer_types=["conv", "full_attention", "conv", "full_attention"]), "bfloat16", {}),
+    "lfm2-2": ("lfm2", dict(sizes(3, 48, 60, 6, 3), rope_parameters=rope(10000.0), conv_bias=True, full_attn_idxs=[2],
+                            block_multiple_of=10, block_ffn_dim_multiplier=1.3, norm_eps=1e-3, tie_word_embeddings=False), "float16",
+               dict(old="lfm2")),
+    "lfm2-long": ("lfm2", dict(sizes(2, 16, 24, 2, 1), rope_parameters=rope(10000.0), block_auto_adjust_ff_dim=False,
+                               layer_types=["conv", "full_attention"]), "bfloat16", dict(lengths=[1100, 3])),
+    "gpt2-1": ("gpt2", dict(n_layer=2, n_embd=48, n_head=4, tie_word_embeddings=True), "bfloat16", {}),
+    "gpt2-2": ("gpt2", dict(n_layer=3, n_embd=32, n_head=2, n_inner=40, scale_attn_weights=False, activation_function="gelu",
+                            layer_norm_epsilon=1e-3, tie_word_embeddings=False), "float16", {}),
 }
 VOCABULARY = 64
 
@@ -232,14 +244,14 @@ def randomise(model, generator):
                 weight.copy_(0.3 * noise)
             elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
                 weight.copy_(1 + 0.2 * noise)
-            elif "norm" in name:
+            elif "norm" in name or ".ln_" in name:
                 weight.copy_(weight.mean().round() + 0.3 * noise)  # around 1, or 0 where the model adds 1
                 if name.endswith("q_norm.weight") and model.config.model_type == "gemma4_text":
                     weight.mul_(0.4)  # scores are not divided by the root of the head dimension
-            elif "embed" in name and "embed_out" not in name:
+            elif name.endswith(("wte.weight", "wpe.weight")) or "embed" in name and "embed_out" not in name:
                 weight.copy_(noise)
             else:
-                inputs = 1 if weight.dim() == 3 and model.config.model_type == "gpt_oss" else -1
+                inputs = 1 if weight.dim() == 3 and model.config.model_type == "gpt_oss" else 0 if name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")) else -1
                 weight.copy_((3 if inputs == 1 else 1.2) * noise / weight.shape[inputs] ** 0.5)
 
 
@@ -265,6 +277,8 @@ def make_old(folder, type_key):
         config["partial_rotary_factor"] = parameters.pop("partial_rotary_factor")
     if "original_max_position_embeddings" in config:
         parameters.pop("original_max_position_embeddings", None)
+    if type_key == "lfm2":
+        config["block_ff_dim"], config["tie_embedding"] = config.pop("intermediate_size"), config.pop("tie_word_embeddings")
     config["rope_scaling"] = None if kind == "default" else {type_key: kind, **parameters}
     config["torch_dtype"] = config.pop("dtype")
     config.pop("layer_types", None)
@@ -325,6 +339,8 @@ def query_factor(config):
     if config.model_type == "gemma4_text":  # of the last layer
         return config.per_layer_config["full_attention"].head_dim ** 0.5
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if not getattr(config, "scale_attn_weights", True):
+        return head_dim ** 0.5
     if hasattr(config, "attention_multiplier"):
         return config.attention_multiplier * head_dim ** 0.5
     if hasattr(config, "query_pre_attn_scalar"):
@@ -366,6 +382,8 @@ def query_maker(model):
     if model.config.model_type == "phi":
         attention = model.model.layers[-1].self_attn
         return attention.q_layernorm if attention.qk_layernorm else attention.q_proj
+    if model.config.model_type == "gpt2":
+        return model.transformer.h[-1].attn.c_attn
     return None
 
 
@@ -377,10 +395,12 @@ def with_unturned(part, whole):
 def run(model, documents, all_logits):
     parts = {}
     count = model.config.num_hidden_layers
-    cached = [layer for layer in range(count) if (getattr(model.config, "layer_types", None) or [""] * count)[layer] != "linear_attention"]
+    cached = [layer for layer in range(count) if (getattr(model.config, "layer_types", None) or [""] * count)[layer] not in ("linear_attention", "conv")]
     shared = getattr(model.config, "num_kv_shared_layers", 0)  # the last ones, which have queries only
     turned = [layer for layer in cached if getattr(model.config, "no_rope_layers", [1] * count)[layer]]
-    assert turned[-1] == count - 1  # its queries are recorded
+    learned = model.config.model_type == "gpt2"  # its positions; keys and queries are not turned
+    turned = [] if learned else turned
+    assert learned or turned[-1] == count - 1  # its queries are recorded
     made_queries = []
     is_latent = hasattr(model.config, "kv_lora_rank")
     if maker := query_maker(model):
@@ -399,6 +419,8 @@ def run(model, documents, all_logits):
         for layer in [] if is_latent else cached[:count - shared]:
             key = cache.layers[layer].keys
             key_before, query, turned_key = calls.get(layer, (key, None, key))
+            if learned:
+                query = made_queries[-1].chunk(3, -1)[0].unflatten(2, (-1, key.shape[-1])).transpose(1, 2)
             if turned_key.shape[-1] < key.shape[-1]:  # only what turns was given to the rotary embedding
                 key_before, turned_key = with_unturned(key_before, key), with_unturned(turned_key, key)
                 made = made_queries[-1]

@@ -186,9 +186,10 @@ TEST_CASE("forward pass: keys, values, queries and logits are those of transform
 TEST_CASE("forward pass: chunks, packing and stopping early change nothing but rounding") {
   constexpr double kAllowed = 1e-5;
   for (const std::string name :
-       {"llama-long", "mistral-long", "mistral-4", "qwen2-8", "qwen3-2", "smollm3-1", "phi3-2", "gemma2-1",
-        "gpt_neox-1", "mixtral-1", "gpt_oss-long", "deepseek_v2-2", "deepseek_v3-long", "qwen3_next-1",
-        "qwen3_next-long", "qwen3_5-1", "gemma4-1", "gemma4-2", "gemma4-3"}) {
+       {"llama-long",       "mistral-long", "mistral-4",       "qwen2-8",   "qwen3-2",      "smollm3-1",
+        "phi3-2",           "gemma2-1",     "gpt_neox-1",      "mixtral-1", "gpt_oss-long", "deepseek_v2-2",
+        "deepseek_v3-long", "qwen3_next-1", "qwen3_next-long", "qwen3_5-1", "gemma4-1",     "gemma4-2",
+        "gemma4-3",         "lfm2-1",       "lfm2-long",       "gpt2-1"}) {
     CAPTURE(name);
     const Model model(folder_of(name));
     const Sequences documents = read_documents(folder_of(name));
@@ -261,8 +262,9 @@ class Remembered final : public PastCache {
 }  // namespace
 
 TEST_CASE("forward pass: a document goes on from the cache of its beginning") {
-  for (const std::string name : {"llama-4", "mistral-1", "deepseek_v2-2", "deepseek_v3-1", "deepseek_v3-2",
-                                 "qwen3_next-1", "qwen3_5-1", "gemma4-1", "gemma4-2"}) {
+  for (const std::string name :
+       {"llama-4", "mistral-1", "deepseek_v2-2", "deepseek_v3-1", "deepseek_v3-2", "qwen3_next-1",
+        "qwen3_5-1", "gemma4-1", "gemma4-2", "lfm2-1", "lfm2-2", "gpt2-2"}) {
     CAPTURE(name);
     const Model model(folder_of(name));
     const Sequences all = read_documents(folder_of(name));
@@ -355,6 +357,20 @@ TEST_CASE("forward pass: what is asked wrongly is refused") {
   beyond.add(std::vector<uint32_t>{5, 64});
   CHECK_THROWS_WITH(model.model.prefill(beyond.batch(), {}, sink),
                     "token 1 has id 64; the model's vocabulary has 64");
+  const Model learned(folder_of("gpt2-1"));
+  beyond = {};
+  beyond.add(std::vector<uint32_t>(2049));
+  CHECK_THROWS_WITH(learned.model.prefill(beyond.batch(), {}, sink),
+                    "a document of 2049 tokens; the model has vectors for 2048 positions");
+  const std::vector<uint64_t> past = {2040};
+  beyond = {};
+  beyond.add(std::vector<uint32_t>(9));
+  PrefillBatch later = beyond.batch();
+  Collector nothing(0);
+  Remembered cache(nothing, 2040);
+  later.past = past, later.cache = &cache;
+  CHECK_THROWS_WITH(learned.model.prefill(later, {}, sink),
+                    "a document of 2049 tokens; the model has vectors for 2048 positions");
   const std::vector<uint64_t> wrong = {0, 1};
   CHECK_THROWS_AS(model.model.prefill({documents.tokens, wrong}, {}, sink), Error);
 }

@@ -4,6 +4,8 @@
 // StarCoder2: layer norms, one switch for all biases, an MLP without gate, a window in all layers or none.
 // Phi 1, 1.5 and 2: layer norms, biases everywhere, heads turned in part; attention and an MLP without gate read the same
 // normalised input.
+// GPT-2: layer norms, biases everywhere, an MLP without gate; positions are learned vectors, and heads are not turned. Checkpoints hold
+// matrices transposed.
 #include "formats/models/family.hpp"
 #include "lib/core/error.hpp"
 
@@ -110,6 +112,41 @@ void describe_phi(Reading& reading) {
   names.up = "mlp.fc1", names.down = "mlp.fc2";
 }
 
+// GPT-2 -------------------------------------------------------------------------------------------
+
+void set_gpt2_parts(ModelConfig& config) {
+  set_layer_norm_parts(config);
+  config.layer_rope.assign(static_cast<size_t>(config.num_layers), LayerRope::none);
+}
+
+void rename_gpt2(nlohmann::json& config) {
+  rename_field(config, "n_embd", "hidden_size");
+  rename_field(config, "n_layer", "num_hidden_layers");
+  rename_field(config, "n_head", "num_attention_heads");
+  rename_field(config, "n_positions", "max_position_embeddings");
+  rename_field(config, "n_inner", "intermediate_size");
+  const JsonFields fields(config);
+  if (!fields.find("intermediate_size"))
+    config["intermediate_size"] = 4 * int64_t{int_of(fields, "hidden_size", 0)};
+}
+
+void describe_gpt2(Reading& reading) {
+  const JsonFields& fields = reading.fields;
+  ModelConfig& config = reading.config;
+  for (const char* name : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"})
+    if (fields.get_bool(name).value_or(false)) throw bad_input("{} is true; only false is supported", name);
+  if (!fields.get_bool("scale_attn_weights").value_or(true)) config.attention_scale = 1;
+  config.qkv_bias = config.output_bias = config.mlp_bias = true;
+  TensorNames& names = config.names;
+  names.prefix = "transformer.", names.layers = "h", names.transposed = true;
+  names.embedding = "wte", names.positions = "wpe", names.final_norm = "ln_f";
+  names.attention_norm = "ln_1", names.mlp_norm = "ln_2";
+  names.fused_qkv = "attn.c_attn", names.output = "attn.c_proj";
+  names.up = "mlp.c_fc", names.down = "mlp.c_proj";
+}
+
+void describe_gpt2(gguf::Reading& reading) { reading.config.names.positions = "position_embd"; }
+
 }  // namespace
 
 std::span<const Family> gpt() {
@@ -156,7 +193,18 @@ std::span<const Family> gpt() {
        .norm_epsilon = 1e-5,
        .activation = Activation::gelu_tanh,
        .may_be_partial = true,
-       .partial_rotary = 0.5}};
+       .partial_rotary = 0.5},
+      {.model_type = "gpt2",
+       .class_prefix = "GPT2",
+       .parts = set_gpt2_parts,
+       .describe = describe_gpt2,
+       .rename = rename_gpt2,
+       .gguf = {.architecture = "gpt2", .describe = describe_gpt2},
+       .norm_epsilon_field = "layer_norm_epsilon",
+       .norm_epsilon = 1e-5,
+       .activation_field = "activation_function",
+       .activation = Activation::gelu_tanh,
+       .tied_embeddings = true}};
   return kAll;
 }
 

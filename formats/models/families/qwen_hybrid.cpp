@@ -18,17 +18,8 @@ static void set_hybrid_parts(ModelConfig& config) {
 /// layer_types, or every full_attention_interval-th layer has attention.
 static std::vector<bool> delta_layers(const Reading& reading) {
   const auto count = static_cast<size_t>(reading.config.num_layers);
-  std::vector<bool> layers;
-  if (const nlohmann::json* types = reading.fields.find("layer_types")) {
-    if (types->is_array() && types->size() == count)
-      for (const nlohmann::json& type : *types)
-        if (type == "linear_attention" || type == "full_attention")
-          layers.push_back(type == "linear_attention");
-    if (layers.size() != count)
-      throw bad_input("layer_types must say 'linear_attention' or 'full_attention' for each of {} layers",
-                      count);
-    return layers;
-  }
+  std::vector<bool> layers = layers_of_type(reading, "linear_attention");
+  if (!layers.empty()) return layers;
   const int64_t interval = reading.fields.get_int("full_attention_interval").value_or(kFullInterval);
   if (interval < 1) throw bad_input("full_attention_interval is {}; it must be positive", interval);
   for (size_t layer = 0; layer < count; ++layer)
@@ -45,11 +36,8 @@ static void describe_hybrid(Reading& reading) {
                   .key_dim = int_of(fields, "linear_key_head_dim", 128),
                   .value_dim = int_of(fields, "linear_value_head_dim", 128),
                   .kernel = int_of(fields, "linear_conv_kernel_dim", 4)};
-  for (const bool delta : config.delta.layers)
-    config.layer_rope.push_back(delta ? LayerRope::none : LayerRope::usual);
-  config.window.assign(config.delta.layers.size(), 0);
-  TensorNames& names = config.names;
-  names.delta = "linear_attn.";
+  set_delta_layers(config);
+  config.names.delta = "linear_attn.";
 }
 
 static void describe_qwen3_next(Reading& reading) {
@@ -92,11 +80,10 @@ static void describe_gguf(gguf::Reading& reading) {
       return fields.has_tensor(fmt::format("blk.{}.{}", layer, name));
     };
     delta.layers.push_back(has("ssm_a"));
-    config.layer_rope.push_back(delta.layers.back() ? LayerRope::none : LayerRope::usual);
     if (delta.layers.back()) continue;
     config.qkv_bias = has("attn_q.bias"), config.output_bias = has("attn_output.bias");
   }
-  gguf::set_no_window(reading);
+  set_delta_layers(config);
   config.norm_adds_one = false;
   names.mlp_norm = "post_attention_norm";
   DeltaNames& own = names.of_delta;
@@ -108,7 +95,8 @@ static void describe_gguf(gguf::Reading& reading) {
          .decay_bias = "ssm_dt.bias",
          .norm = "ssm_norm",
          .output = "ssm_out",
-         .negative_rate = "ssm_a"};
+         .negative_rate = "ssm_a",
+         .flat_kernel = true};
   delta.tiled = config.family != "qwen3_next";
   if (delta.tiled) return;
   own.numbers = "ssm_ba";

@@ -610,8 +610,8 @@ TEST_CASE("config.json: other architectures and features are refused, saying wha
   for (const families::Family& family : families::all_families()) types.push_back(family.model_type);
   CHECK_GE(types.size(), 18);
   const std::string supported = "supported model types are " + families::listed(types);
-  CHECK_EQ(refused(of_family("GPT2LMHeadModel", "gpt2"), {}),
-           "architecture is 'GPT2LMHeadModel' (model_type 'gpt2'), which is not supported; " + supported);
+  CHECK_EQ(refused(of_family("MambaForCausalLM", "mamba"), {}),
+           "architecture is 'MambaForCausalLM' (model_type 'mamba'), which is not supported; " + supported);
   CHECK_EQ(refused(of_family("DeepseekV3ForCausalLM", "deepseek_vl"), {}),
            "architecture is 'DeepseekV3ForCausalLM' (model_type 'deepseek_vl'), which is not supported; " +
                supported);
@@ -745,6 +745,70 @@ TEST_CASE("config.json: Qwen's hybrids have layers without attention, and heads 
   CHECK_FALSE(mixed.has_mixture(2));
   CHECK(mixed.has_mixture(3));
   CHECK_EQ(parse(next, [](nlohmann::json& c) { c["num_experts"] = 0; }).config.mixture.experts, 0);
+}
+
+TEST_CASE("config.json: LFM2 has convolutions in the place of attention, and an MLP of adjusted width") {
+  const nlohmann::json lfm2 = of_family("Lfm2ForCausalLM", "lfm2");
+  ModelConfig config = parse(lfm2, [](nlohmann::json& c) { c["full_attn_idxs"] = {1}; }).config;
+  CHECK(config.delta.layers == std::vector<bool>{true, false, true});
+  CHECK_EQ(config.rope_of(0), LayerRope::none);
+  CHECK_EQ(config.rope_of(1), LayerRope::usual);
+  CHECK_EQ(config.delta.state_size(), 2 * 64);
+  CHECK_EQ(config.intermediate_size, 256);  // 85, up to a multiple of 256
+  CHECK_EQ(beyond_llama(config), "layers without attention");
+  const auto width = [&](const Change& change) { return parse(lfm2, change).config.intermediate_size; };
+  CHECK_EQ(width([](nlohmann::json& c) { c["block_auto_adjust_ff_dim"] = false; }), 128);
+  CHECK_EQ(width([](nlohmann::json& c) { c["block_ffn_dim_multiplier"] = nullptr; }), 85);
+  CHECK_EQ(width([](nlohmann::json& c) { c["block_ff_dim"] = 1536, c["block_ffn_dim_multiplier"] = 1.1; }),
+           1280);
+  CHECK_FALSE(parse(lfm2, [](nlohmann::json& c) {
+                c.erase("tie_word_embeddings"), c["tie_embedding"] = false;
+              }).config.tied_embeddings);
+  CHECK_EQ(refused(lfm2, [](nlohmann::json& c) { c["block_multiple_of"] = 0; }),
+           "block_multiple_of is 0; it must be positive");
+  CHECK_EQ(refused(lfm2, [](nlohmann::json& c) { c["block_ffn_dim_multiplier"] = -1; }),
+           "block_ffn_dim_multiplier is -1; it must be in 0..1024");
+  CHECK_EQ(refused(lfm2, [](nlohmann::json& c) { c["block_ff_dim"] = "many"; }),
+           "intermediate_size is \"many\"; it must be an integer");
+  CHECK_EQ(refused(lfm2,
+                   [](nlohmann::json& c) {
+                     c["full_attn_idxs"] = {1, 3};
+                   }),
+           "full_attn_idxs is [1,3]; it must be a list of layers in 0..2");
+  CHECK_EQ(refused(lfm2, [](nlohmann::json& c) { c["full_attn_idxs"] = nlohmann::json::array(); }),
+           "no layer has attention; a model without a cache of keys and values is not supported");
+  CHECK_EQ(refused(lfm2,
+                   [](nlohmann::json& c) {
+                     c["layer_types"] = {"conv", "sliding_attention", "full_attention"};
+                   }),
+           "layer_types must say 'conv' or 'full_attention' for each of 3 layers");
+  CHECK_EQ(refused(lfm2, [](nlohmann::json& c) { c["full_attn_idxs"] = {0}, c["conv_L_cache"] = 0; }),
+           "conv_L_cache is 0; it must be in 1..1024");
+}
+
+TEST_CASE("config.json: GPT-2 has names of its own, and learned positions") {
+  const nlohmann::json gpt2 = nlohmann::json::parse(
+      R"({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 100,
+      "vocab_size": 60, "activation_function": "gelu_new"})");
+  const ModelConfig config = parse(gpt2).config;
+  CHECK_EQ(config.intermediate_size, 192);
+  CHECK_EQ(config.max_positions, 100);
+  CHECK(config.activation == Activation::gelu_tanh);
+  CHECK((config.qkv_bias && config.output_bias && config.mlp_bias && config.tied_embeddings));
+  CHECK_EQ(config.rope_of(1), LayerRope::none);
+  CHECK_EQ(config.attention_scale, 0);
+  CHECK_EQ(parse(gpt2, [](nlohmann::json& c) { c["n_inner"] = 80; }).config.intermediate_size, 80);
+  CHECK_EQ(parse(gpt2, [](nlohmann::json& c) { c["scale_attn_weights"] = false; }).config.attention_scale, 1);
+  CHECK_EQ(refused(gpt2, [](nlohmann::json& c) { c["scale_attn_by_inverse_layer_idx"] = true; }),
+           "scale_attn_by_inverse_layer_idx is true; only false is supported");
+  CHECK_EQ(refused(gpt2, [](nlohmann::json& c) { c["add_cross_attention"] = true; }),
+           "add_cross_attention is true; only false is supported");
+  CHECK_EQ(refused(gpt2, [](nlohmann::json& c) { c.erase("n_positions"); }),
+           "max_position_embeddings is 0; it must be in 1..1048576");
+  CHECK_EQ(refused(gpt2, [](nlohmann::json& c) { c["n_embd"] = int64_t{1} << 40; }),
+           "hidden_size is 1099511627776; it does not fit 32 bits");
+  CHECK_EQ(refused(gpt2, [](nlohmann::json& c) { c["n_embd"] = 50; }),
+           "hidden_size is 50; without head_dim it must be a multiple of num_attention_heads (4)");
 }
 
 }  // namespace model_config_test

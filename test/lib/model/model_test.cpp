@@ -284,6 +284,12 @@ TEST_CASE("weights: rows in runs and matrices that are stored transposed") {
       CHECK_EQ(part[i], values[72 + 1 + row * 2 + column * 6]);
     }
     CHECK_THROWS_AS(matrix_of(stacked, 3, 12, {72 + 2, 2, 6}), Error);
+    // One run of its rows has their values; several runs, or one beyond its end, cannot be taken.
+    const std::vector<float> all = read_floats(turned);
+    CHECK_EQ(read_floats(rows_of(turned, {1, 2, 2, 2})), std::vector<float>(all.begin() + 12, all.end()));
+    CHECK_EQ(read_floats(rows_of(turned, {0, 3, 3, 3})), all);
+    CHECK_THROWS_AS(rows_of(turned, {0, 2, 1, 2}), Error);
+    CHECK_THROWS_AS(rows_of(turned, {2, 2, 2, 2}), Error);
   }
 }
 
@@ -311,6 +317,7 @@ TEST_CASE("models: each part that Llama's family lacks is found by itself") {
       [](ModelConfig& c) { c.names.attention_out_norm = "norm"; },
       [](ModelConfig& c) { c.names.mlp_out_norm = "norm"; },
       [](ModelConfig& c) { c.head_bias = true; },
+      [](ModelConfig& c) { c.names.positions = "wpe"; },
       [](ModelConfig& c) { c.gated_mlp = false; },
       [](ModelConfig& c) { c.activation = Activation::gelu; },
       [](ModelConfig& c) { c.activation = Activation::gelu_tanh; },
