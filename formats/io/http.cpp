@@ -66,8 +66,10 @@ namespace {
 struct CurlLibrary {
   std::string missing;  ///< why it cannot be used; empty = it can
   void* library = open();
+// NOLINTBEGIN(bugprone-macro-parentheses): it is a member's name
 #define KVCODEC_CURL_FUNCTION(name) \
   decltype(&::curl_##name) name = reinterpret_cast<decltype(&::curl_##name)>(find("curl_" #name))
+// NOLINTEND(bugprone-macro-parentheses)
   KVCODEC_CURL_FUNCTION(global_init);
   KVCODEC_CURL_FUNCTION(easy_init);
   KVCODEC_CURL_FUNCTION(easy_setopt);

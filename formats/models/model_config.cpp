@@ -123,10 +123,10 @@ std::vector<bool> sparse_layers(const Reading& reading) {
   const JsonFields& fields = reading.fields;
   const int64_t step = fields.get_int("decoder_sparse_step").value_or(1);
   if (step < 1) throw bad_input("decoder_sparse_step is {}; it must be positive", step);
-  std::vector<bool> layers;
+  std::vector<bool> layers(static_cast<size_t>(reading.config.num_layers));
   const auto dense = layers_listed(reading, "mlp_only_layers");
-  for (int layer = 0; layer < reading.config.num_layers; ++layer)
-    layers.push_back((layer + 1) % step == 0 && !(dense && (*dense)[static_cast<size_t>(layer)]));
+  for (size_t layer = 0; layer < layers.size(); ++layer)
+    layers[layer] = static_cast<int64_t>(layer + 1) % step == 0 && !(dense && (*dense)[layer]);
   return layers;
 }
 

@@ -62,7 +62,9 @@ double largest_difference(const Matrix<float>& a, const Matrix<float>& b, size_t
 TEST_CASE("generation: the likeliest tokens behind a cache are those of transformers, in every family") {
   size_t families = 0;
   const nlohmann::json models = expected();
-  for (const auto& [name, fixture] : models.items()) {
+  for (const auto& item : models.items()) {
+    const std::string& name = item.key();
+    const auto& fixture = item.value();
     CAPTURE(name);
     const Fixture given(name);
     const auto wanted = fixture["tokens"].get<std::vector<uint32_t>>();
@@ -151,7 +153,8 @@ TEST_CASE("generation: drawn tokens have the probabilities of the distribution t
 TEST_CASE("joining: keys of a piece are those of a model that reads it at that place, in every family") {
   size_t families = 0, refused = 0;
   const nlohmann::json models = expected();
-  for (const auto& [name, fixture] : models.items()) {
+  for (const auto& item : models.items()) {
+    const std::string& name = item.key();
     CAPTURE(name);
     const Fixture given(name);
     const auto ids = given.prompt(60);
