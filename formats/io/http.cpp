@@ -69,7 +69,7 @@ struct CurlLibrary {
 // NOLINTBEGIN(bugprone-macro-parentheses): it is a member's name
 #define KVCODEC_CURL_FUNCTION(name) \
   decltype(&::curl_##name) name = reinterpret_cast<decltype(&::curl_##name)>(find("curl_" #name))
-// NOLINTEND(bugprone-macro-parentheses)
+  // NOLINTEND(bugprone-macro-parentheses)
   KVCODEC_CURL_FUNCTION(global_init);
   KVCODEC_CURL_FUNCTION(easy_init);
   KVCODEC_CURL_FUNCTION(easy_setopt);
