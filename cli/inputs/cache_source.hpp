@@ -24,7 +24,7 @@ class StoredCache final : public interop::CacheSource {
 
   const std::string& name() const override { return file().name(); }
   const ModelInfo& model() const override { return kv_ ? kv_->model() : codes_->info().model; }
-  /// Of a codes file: that of the cache from which it was made.
+  /// A codes file has that of the cache from which it was made.
   DType dtype() const override { return kv_ ? kv_->dtype() : codes_->info().source_dtype; }
   const std::vector<int>& layers() const override { return layers_; }
   const Documents& documents() const override { return file().documents(); }

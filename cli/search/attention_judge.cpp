@@ -38,23 +38,24 @@ AttentionErrorSums StoredQueries::errors(const KvReader& kv, int layer, std::spa
   const ModelInfo& model = kv.model();
   const LayerShape shape = model.layer_shape(layer);
   const ScoreForms forms = score_forms(model);
-  std::vector<uint64_t> numbers, from, visible, at;
+  const KeyRope rope = key_rope_of(model);
+  if (tokens.empty()) return {};
+  std::vector<uint64_t> numbers, from, visible;
+  std::vector<uint64_t> asked, turned;  // places in the document, before and after queries are turned
   for (size_t i = 0; i < tokens_.size(); ++i) {
-    const auto seen = static_cast<uint64_t>(std::ranges::upper_bound(tokens, tokens_[i]) - tokens.begin());
-    const uint64_t first = forms.first_seen(layer, tokens, tokens_[i]);
-    if (first < seen)
-      numbers.push_back(numbers_[i]), from.push_back(first), visible.push_back(seen),
-          at.push_back(tokens_[i] - begin_);
+    const uint64_t place = rope.known() ? std::min(tokens_[i], tokens.back() + 1) : tokens_[i];
+    const auto seen = static_cast<uint64_t>(std::ranges::upper_bound(tokens, place) - tokens.begin());
+    const uint64_t first = forms.first_seen(layer, tokens, place);
+    if (first >= seen) continue;
+    numbers.push_back(numbers_[i]), from.push_back(first), visible.push_back(seen);
+    asked.push_back(tokens_[i] - begin_), turned.push_back(place - begin_);
   }
   if (numbers.empty()) return {};
   Matrix<float> queries(numbers.size(), as_size(model.num_q_heads) * as_size(shape.key_dim));
   for (size_t i = 0; i < numbers.size(); ++i) kv.read_queries(layer, numbers[i], queries.view().rows(i, 1));
-  const auto far = std::ranges::lower_bound(at, tokens.back() - begin_ + 1);
-  if (const KeyRope rope = key_rope_of(model); far != at.end() && rope.known()) {
-    const auto first = static_cast<size_t>(far - at.begin());
-    const MatrixView<float> moved = queries.view().rows(first, at.size() - first);
-    rope.turn(TurnWay::back, {&layer, 1}, std::span(at).subspan(first), moved);
-    rope.turn(TurnWay::forward, {&layer, 1}, std::vector(moved.rows(), tokens.back() - begin_ + 1), moved);
+  if (asked != turned) {
+    rope.turn(TurnWay::back, {&layer, 1}, asked, queries);
+    rope.turn(TurnWay::forward, {&layer, 1}, turned, queries);
   }
   AttentionErrorMeter meter(1, model.num_q_heads, 0);
   meter.add(0, {.keys = rows.keys,

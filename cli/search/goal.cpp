@@ -43,8 +43,11 @@ constexpr double kNear = 0.015, kNearDb = 0.25;
 /// If rates were learned at whole settings, others lie at most kAround from one of them. Around it the rate's logarithm changes kSteepness times as
 /// fast as from one whole setting to the next: 1.7 (SmolLM2) to 0.8 times (a small model at high rates). A step of kNearLearned hides that.
 constexpr double kAround = 0.49, kSteepness = 1.5, kNearLearned = 0.15;
-/// Decibels follow learned rates less closely, and differ by half a decibel from one sample to another: over this, two, they are tried again.
+/// The same for decibels, which follow learned rates less closely and differ by half a decibel from one sample to another: two decibels.
 constexpr double kNearLearnedDb = 2.5;
+/// The decibels that a rate of r bits usually keeps, measured on three models: kDbAtOne + kDbByLog ln r + kDbByBit (r - 1). Caches differ by an
+/// offset.
+constexpr double kDbAtOne = 15.9, kDbByLog = 2.3, kDbByBit = 3.7;
 /// The share of a rate that is aimed at: tables that are fitted to a sample serve it better than other tokens, by some thousandths.
 constexpr double kAim = 0.998;
 constexpr int kMaxTries = 30, kLossRounds = 5;
@@ -550,12 +553,13 @@ class Search {
     }
   }
 
-  /// The decibels that a rate, given as its logarithm, usually keeps; caches and models differ by an offset. Of three models.
-  static double usual_db(double rate) { return 12.2 + 2.3 * rate + 3.7 * std::exp(rate); }
+  /// Rates are logarithms here.
+  static double usual_db(double rate) { return kDbAtOne + kDbByLog * rate + kDbByBit * std::expm1(rate); }
   /// The rate with which they are those of `rate` and so many more.
   static double usual_rate(double rate, double more_db) {
     const double db = usual_db(rate) + more_db;
-    for (int round = 0; round < 30; ++round) rate -= (usual_db(rate) - db) / (2.3 + 3.7 * std::exp(rate));
+    for (int round = 0; round < 30; ++round)
+      rate -= (usual_db(rate) - db) / (kDbByLog + kDbByBit * std::exp(rate));
     return rate;
   }
 

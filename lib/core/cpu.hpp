@@ -21,8 +21,8 @@
 //      functions, which call pick(scalar::table, avx2::table, avx512::table)() once, outside their loops.
 //   3. <name>_kernels_body.hpp holds the wide loops once for all widths, with the vectors of
 //      lib/core/vectors.hpp and the compiler's operators, and ends in KVCODEC_LEVEL::table(). Where two widths need
-//      different instructions, the one function that differs stands twice, under #ifdef __AVX512F__. (Bodies with vectors
-//      of their own, of four lanes where there is neither, serve scalar too: lib/model/row_kernels_body.hpp.)
+//      different instructions, the one function that differs stands twice, under #ifdef __AVX512F__. (Bodies of plain
+//      loops, which compilers make wide by themselves, serve scalar too: lib/model/row_kernels_body.hpp.)
 //   4. CMake compiles every *_body.hpp for avx2 and avx512, and gives files the flags of the level that their name
 //      ends in: avx2, avx512 or avx512_vnni. Where the processor is not x86-64 it leaves them out, and the wide
 //      namespaces stand for scalar (lib/core/variants.hpp).

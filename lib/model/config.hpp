@@ -132,7 +132,7 @@ struct Mixture {
 /// Layers without attention, which mix tokens by the gated delta rule (Yang et al., "Gated Delta Networks", 2025) and keep no keys and
 /// values: of each value head a matrix of key_dim times value_dim, which every token decays and corrects, and of queries, keys and values
 /// the last kernel - 1 tokens, which a convolution over tokens reads. config.json has the numbers as linear_num_key_heads and others.
-/// Where key_dim is 0 there is the convolution alone, of one head with the model's width: one part of what the layer makes of its input
+/// A key_dim of 0 leaves the convolution alone, of one head with the model's width: one part of what the layer makes of its input
 /// multiplies what the convolution reads, another what it gives (LFM2).
 struct DeltaLayers {
   std::vector<bool> layers = {};  ///< one entry per layer; empty: there are none

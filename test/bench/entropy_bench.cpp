@@ -91,9 +91,6 @@ void run_huffman(const std::vector<uint8_t>& symbols, size_t n, unsigned max_len
   };
   const HuffmanDecoder decoder(book);
   decode_with(rows_with(decoder), "decode", kRepeats);
-  limit_simd(SimdLevel::scalar);
-  decode_with(rows_with(decoder), "decode, without BMI2", kRepeats);
-  limit_simd(kWidestSimd);
   if (n == 128) decode_with(rows_with(test::HuffmanTreeWalk(book)), "decode by tree walk", 3);
 }
 

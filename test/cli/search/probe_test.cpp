@@ -6,6 +6,7 @@
 
 #include "cli/codecs/codec_spec.hpp"
 #include "cli/codecs/coding.hpp"
+#include "formats/cache/score_forms.hpp"
 #include "formats/models/key_rope.hpp"
 #include "lib/codec/outer_codecs.hpp"
 #include "test/formats/folder.hpp"
@@ -108,10 +109,11 @@ TEST_CASE("samples of caches: they have the tokens wanted, however documents dif
 
 /// Two layers; document b lacks its first 150 tokens in the second one. The first 16 channels of keys are far from zero, which
 /// does nothing to attention. Queries of the last 20 tokens of both documents.
-void write_queries(const std::string& path, const std::string& key_state) {
+void write_queries(const std::string& path, const std::string& key_state, const ScoreForms& scores = {}) {
   OutputFile output(path, true);
   ModelInfo model = sample_model(2, 1, 32);
   model.key_state = key_state;
+  model.scores = text_of(scores);
   KvWriter writer(output, model, DType::bf16, {0, 1}, DType::bf16);
   const std::vector<uint32_t> ids(160, 7);
   writer.add_document("a", ids, counting(0, 160));
@@ -182,6 +184,11 @@ TEST_CASE("samples of caches: queries judge errors by what they do to attention"
   const auto values = own.values.view().rows(0, 60);
   meter_of_part.add(0, {own.keys.view().rows(0, 60), values, decoded, values, queries, all, 1});
   CHECK(of_part.mean_divergence() == doctest::Approx(meter_of_part.sums().mean_divergence()));
+  // There they see the last tokens of the part where a layer has a window, which from their own places would hold none of it.
+  write_queries(folder / "window.h5", "post-rope", {.known = true, .windows = {20, 0}, .q_heads = 2});
+  const KvReader windowed(folder / "window.h5");
+  const Probe of_window(windowed, {0, 1}, {0}, {0, 1}, 60);
+  CHECK_EQ(of_window.measure(*coarse, Side::key).errors[0][0].attention.queries, 8);
   // Energy decides where queries are not multiplied with the keys as they are.
   write_queries(folder / "unturned.h5", "pre-rope");
   const KvReader unturned(folder / "unturned.h5");

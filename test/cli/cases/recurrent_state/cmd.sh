@@ -1,28 +1,15 @@
 # The state of recurrent layers goes with its document, byte for byte, and a model goes on from it.
 set -e
+. src/test/cli/letters_model.sh
 . src/test/cli/refused.sh
 # A small Qwen3.5 that reads letters.
-cp -r src/test/golden/model/qwen3_5-1 model && chmod -R u+w model
-jq -nc '(["Ġ", "."] + [range(97; 123), range(65; 91), range(48; 58) | [.] | implode] | to_entries | map({(.value): .key}) | add) as $vocab
-  | {version: "1.0", added_tokens: [], normalizer: null, pre_tokenizer: {type: "ByteLevel", add_prefix_space: false, use_regex: true},
-     post_processor: null, decoder: {type: "ByteLevel"}, model: {type: "BPE", vocab: $vocab, merges: []}}' >model/tokenizer.json
-tr -sc 'a-z.' ' ' <src/data/text/tempest.txt >letters
+letters_model qwen3_5-1
 for number in 1 2 3; do tail -c +$((number * 1000)) letters | head -c $((600 + 200 * number)) >$number.txt; done
 kvcodec dump-kv --model model --text 1.txt 2.txt 3.txt --dtype f32 --queries last:4 --quiet -o kv.h5 >dumped
 kvcodec info kv.h5 | grep -E '^state'
 kvcodec ls kv.h5 --json | jq -c '[.files[].documents[] | [.bytes, .state_bytes, .bits_per_value]]'
 kvcodec check kv.h5
 
-# What each of its documents' tensors of state are, and their digests.
-state_of() {
-  kvcodec export "$@" --to transformers --quiet -o state.safetensors --overwrite >exported
-  length=$(od -An -tu8 -N8 state.safetensors | tr -d ' ')
-  tail -c +9 state.safetensors | head -c $length |
-    jq -r 'to_entries[] | select(.key | contains("_states")) | [.key, (.value.shape | map(tostring) | join("x")), .value.data_offsets[]] | @tsv' |
-    while read -r name shape begin end; do
-      echo $name $shape $(tail -c +$((length + 9 + begin)) state.safetensors | head -c $((end - begin)) | cksum)
-    done
-}
 state_of kv.h5 >before
 cut -d' ' -f1,2 before
 same() { state_of "$@" | cmp before && echo "$1 has the state"; }
@@ -37,13 +24,7 @@ kvcodec info codes.h5 | grep -E '^state'
 
 # A model goes on as if it had read the text, and as transformers' cache says.
 kvcodec encode kv.h5 --codec lossless --quiet -o lossless.h5 >codes
-for number in 0 1 2; do
-  kvcodec generate --model model --prompt "$(cat $((number + 1)).txt) and so" --tokens 24 --json --quiet | jq -c .tokens >read
-  for cache in kv.h5 lossless.h5; do
-    kvcodec generate $cache --documents $number --model model --prompt " and so" --tokens 24 --json --quiet | jq -c .tokens | cmp - read
-  done
-done
-jq length read
+goes_on kv.h5 lossless.h5
 
 # Codes that grow have the state behind what was read, whether they were decoded for it or not. The last token was not read.
 for cache in decoded coded; do
